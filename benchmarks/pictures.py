@@ -57,7 +57,7 @@ def gpt2():
 
 
 def audit():
-    from keras_mp.training.run_recipe import find_recipe
+    from keras_mp.training.training_recipe import find_recipe
 
     recipe = find_recipe("language_model", DOCS.parent / "recipes")
     config = recipe.config([], "pictures")

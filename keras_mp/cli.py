@@ -127,7 +127,7 @@ def _print_chips() -> None:
 )
 def train(context: typer.Context) -> None:
     _find_modules_here()
-    from keras_mp.training.run_recipe import run_recipe
+    from keras_mp.training.training_recipe import run_recipe
 
     raise typer.Exit(run_recipe(context.args))
 
@@ -481,7 +481,7 @@ def _step(
     _check_no_file_options(imports, unsafe)
     from keras_mp.backend.common.device import absent_chip
     from keras_mp.planner.compile.function_step import step_of_function
-    from keras_mp.training.run_recipe import find_model_function
+    from keras_mp.training.training_recipe import find_model_function
 
     with quiet_stderr(), absent_chip(chip):  # a recipe's data sets import TensorFlow on JAX too
         build = find_model_function(model)
@@ -505,7 +505,7 @@ def _check_no_file_options(imports: list[str] | None, unsafe: bool = False) -> N
 
 def _recipe(given: str, context: typer.Context, batch_size: int | None, length: int | None) -> tuple[Any, Any]:
     """The training recipe, and its config with the options of the command line."""
-    from keras_mp.training.run_recipe import find_recipe
+    from keras_mp.training.training_recipe import find_recipe
 
     recipe = find_recipe(given)
     sizes = [*_option("--batch-size", batch_size), *_option("--length", length)]

@@ -6,4 +6,3 @@ from keras_mp.parallel.coordinator import LostWorkerError as LostWorkerError
 from keras_mp.planner.report.compile_report import CheckError as CheckError
 from keras_mp.rebuild.walk import RebuildError as RebuildError
 from keras_mp.training.checkpoint_file import CheckpointError as CheckpointError
-from keras_mp.training.training_recipe import FieldError as FieldError

@@ -79,7 +79,7 @@ def told(command, *arguments):
     """What a command says of a mistake, as its `main` prints it."""
     result = CliRunner().invoke(app, [command, *map(str, arguments)])
     assert result.exit_code == 1
-    said = result.stderr if command == "train" else f"error: {result.exception}\n"
+    said = f"error: {result.exception}\n"
     assert said.count("\n") == 1
     return said
 

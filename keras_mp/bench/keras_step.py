@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from keras_mp.precision.hardware import Device
 from keras_mp.precision.policy import COMPUTES_IN, GAINS_FROM, pays, set_global_policy
 from keras_mp.rebuild import layers_by_path
 from keras_mp.system.packages import installed
-from keras_mp.training.run_recipe import find_recipe
+from keras_mp.training.training_recipe import find_recipe
 
 # The dtype of a chip's peak rate that a precision is held against.
 _PEAK = {
@@ -42,11 +43,10 @@ def recipe(arguments: Sequence[str], precision: str, batch_size: int | None = No
     """
     check_can_run(precision)
     given, *options = arguments
-    size = [] if batch_size is None else ["--batch-size", str(batch_size)]
     training_recipe = find_recipe(given)
-    model, shapes = training_recipe.step(
-        training_recipe.config([*options, "--policy", precision, *size], f"keras-mp bench {given}")
-    )
+    config = training_recipe.config(options, f"keras-mp bench {given}")
+    size = {} if batch_size is None else {"batch_size": batch_size}
+    model, shapes = training_recipe.step(dataclasses.replace(config, policy=precision, **size))
     return of_model(model, random_batches(model, shapes, 1)[0], precision)
 
 

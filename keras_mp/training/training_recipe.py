@@ -1,4 +1,4 @@
-"""What a training recipe offers, checked before anything is trained.
+"""Training recipes: where they are, what they offer, and how they are run.
 
 A training recipe is a Python file with a function, called as the file, that returns its config, and `train(config)`:
 
@@ -14,35 +14,46 @@ A training recipe is a Python file with a function, called as the file, that ret
     def batches(config): ...      # for audit, may be left out: the training data, batches (x, y)
 """
 
-import argparse
+import ast
 import dataclasses
+import importlib
+import importlib.util
 import inspect
-import types
+import logging
+import os
+import sys
+import textwrap
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
+import typer
+
+from keras_mp.parallel.cluster import find_cluster
 from keras_mp.system.one_of import did_you_mean
+from keras_mp.system.quiet_import import import_keras
 
+FOLDER = Path("recipes")
 WHAT = (
     "A training recipe is a Python file with a function of its own name, which returns its config, an instance of a "
     "dataclass, and a function train(config)"
 )
+WHERE = "keras-mp's own are in the folder recipes/ of its repository, and are run from a clone of it"
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRecipe:
-    """The functions of a training recipe, each checked when it is called.
+    """The functions of a training recipe.
 
     Args:
         given: the text that the user wrote: a name, a path, or module:function.
         function: the name of the function that returns the config.
 
     Raises:
-        ValueError: it has no such function or no `train`, or one takes other arguments; names the file, the function
-            and what is right.
+        ValueError: it has no such function or no `train`; names the file, the function and what is right.
     """
 
     given: str
@@ -55,8 +66,6 @@ class TrainingRecipe:
             raise ValueError(
                 f"{self.file} is no training recipe: it defines no function {' and no function '.join(missing)}. {WHAT}"
             )
-        self._check_takes(self.function, ())
-        self._check_takes("train", ("config",))
 
     @property
     def file(self) -> Path:
@@ -67,26 +76,24 @@ class TrainingRecipe:
         """Makes the config.
 
         Args:
-            options: the command line after the training recipe; `--help` prints the options and exits.
+            options: the command line after the training recipe; see `parse`.
 
         Returns:
             An instance of the training recipe's dataclass.
 
         Raises:
-            ValueError: the function returns something else, a field has no type that an option can have, or an option
-                is unknown or of a wrong value.
+            ValueError: the function returns something else.
         """
         config = getattr(self.module, self.function)()
         if not dataclasses.is_dataclass(config) or isinstance(config, type):
-            returned = f"the class {config.__name__} itself" if isinstance(config, type) else _a(config)
             raise ValueError(
                 f"{self.file}: {self.function}() must return its config, an instance of a dataclass, whose fields are "
-                f"the options of the command line; it returned {returned}"
+                f"the options of the command line; it returned {_short(config)}"
             )
-        try:
-            return parse(config, options, program, self.module.__doc__ or "")
-        except FieldError as error:
-            raise ValueError(f"{self.file}: {error}") from None
+        hints = typing.get_type_hints(type(config), include_extras=True)
+        fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.init}
+        known = [(name, hints[name], default) for name, default in fields.items()]
+        return dataclasses.replace(config, **parse(known, options, program, self.module.__doc__ or ""))
 
     def train(self, config: Any) -> bool:
         """Trains.
@@ -108,17 +115,30 @@ class TrainingRecipe:
         """
         import keras  # here, because a config is made, and --help printed, without it
 
-        right = "a compiled keras.Model and a batch, or its shapes: (model, (x, y))"
-        made = self._optional("step", right)(config)
-        if not isinstance(made, (tuple, list)) or len(made) != 2 or not isinstance(made[0], keras.Model):
-            raise ValueError(f"{self.file}: step(config) must return {right}; it returned {_a(made)}")
-        model, batch = made
-        if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
+        self._check_has_step()
+        made = self.module.step(config)
+        right = isinstance(made, (tuple, list)) and len(made) == 2 and isinstance(made[0], keras.Model)
+        if not right or not isinstance(made[1], (tuple, list)) or len(made[1]) not in (2, 3):
             raise ValueError(
-                f"{self.file}: the batch that step(config) returns beside its model must be (x, y) or "
-                f"(x, y, sample_weight), arrays or keras.KerasTensor; it is {_a(batch)}"
+                f"{self.file}: step(config) must return a compiled keras.Model and a batch, (model, (x, y)) or (model, "
+                f"(x, y, sample_weight)), of arrays or keras.KerasTensor; it returned {_short(made)}"
             )
-        return model, tuple(batch)
+        return made[0], tuple(made[1])
+
+    def check_can_be_measured(self, config: Any) -> None:
+        """Raises a ValueError if there is no function `step`, or no field `policy`, which a benchmark sets."""
+        self._check_has_step()
+        if not hasattr(config, "policy"):
+            raise ValueError(
+                f"{self.file}: the config of {self.function}() has no field policy, which a benchmark sets to each "
+                'precision: add policy: str = "auto", and have step(config) build the model in it'
+            )
+
+    def _check_has_step(self) -> None:
+        if not hasattr(self.module, "step"):
+            raise ValueError(
+                f"{self.file} defines no function step(config), which returns a compiled keras.Model and a batch"
+            )
 
     def batches(self, config: Any) -> Any:
         """Reads the training data, without training.
@@ -131,130 +151,242 @@ class TrainingRecipe:
         """
         if not hasattr(self.module, "batches"):
             return None
-        right = "the training data, batches (x, y) to iterate over"
-        data = self._optional("batches", right)(config)
+        data = self.module.batches(config)
         if data is None:
-            raise ValueError(f"{self.file}: batches(config) must return {right}; it returned None")
+            raise ValueError(
+                f"{self.file}: batches(config) must return the training data, batches (x, y) to iterate over; it "
+                "returned None"
+            )
         return data
 
-    def check_can_be_measured(self, config: Any) -> None:
-        """Checks what a benchmark needs: a step, and a field `policy`, which it sets to each precision.
 
-        Raises:
-            ValueError: one is missing; names it.
-        """
-        self._optional("step", "a compiled keras.Model and a batch, or its shapes")
-        if not hasattr(config, "policy"):
-            raise ValueError(
-                f"{self.file}: the config of {self.function}() has no field policy, which a benchmark sets to each "
-                'precision: add policy: str = "auto", and have step(config) build the model in it'
-            )
-
-    def _optional(self, name: str, returns: str) -> Callable[[Any], Any]:
-        if not callable(getattr(self.module, name, None)):
-            raise ValueError(f"{self.file} defines no function {name}(config), which returns {returns}")
-        self._check_takes(name, ("config",))
-        return getattr(self.module, name)
-
-    def _check_takes(self, name: str, arguments: tuple[str, ...]) -> None:
-        signature = inspect.signature(getattr(self.module, name))
-        try:
-            signature.bind(*arguments)
-        except TypeError:
-            raise ValueError(
-                f"{self.file}: {name}{signature} must be callable as {name}({', '.join(arguments)})"
-            ) from None
+def _short(value: Any) -> str:
+    """A value in a line, for an error."""
+    return textwrap.shorten(repr(value), 120)
 
 
-def _a(value: Any) -> str:
-    """A value in a word or two, for an error."""
-    if value is None:
-        return "None"
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}: ({', '.join(type(item).__name__ for item in value)})"
-    name = type(value).__name__
-    return f"{'an' if name[0].lower() in 'aeio' else 'a'} {name}"
+def parse(
+    options: Iterable[tuple[str, Any, Any]], arguments: Sequence[str], program: str, description: str
+) -> dict[str, Any]:
+    """Reads a command line, as typer does for the commands of `keras-mp`.
 
-
-# A command line made from a config: one option per dataclass field.
-
-ConfigT = TypeVar("ConfigT")
-
-KINDS = (bool, int, float, str, Path)
-
-
-class FieldError(ValueError):
-    """A field of a config has a type that a command line option cannot have; the message lists those it can."""
-
-
-def parse(config: ConfigT, arguments: Sequence[str], program: str, description: str) -> ConfigT:
-    """Replaces fields of a config by what the command line says.
-
-    A field `batch_size` is the option `--batch-size 64` or `--batch-size=64`; a boolean `export` is `--export` or
-    `--no-export`. `--help` prints each field with its default and its text, and exits.
+    An option `batch_size` is `--batch-size 64` or `--batch-size=64`; a boolean `export` is `--export` or `--no-export`.
+    `--help` prints each option with its default and its text, and ends the command.
 
     Args:
-        config: a dataclass instance, whose values are the defaults; each field is a bool, int, float, str or Path, or
-            one of these or None, and may be `Annotated` with its help text.
+        options: the name, the type, which may be `Annotated` with a help text, and the default of each option.
         arguments: the command line after the training recipe.
 
     Returns:
-        A new config.
+        The value of each option.
 
     Raises:
-        FieldError: a field is of another type.
-        ValueError: an option is unknown (names the nearest), lacks its value, or has one of the wrong type.
+        typer's errors of usage: an option is unknown (names the nearest), lacks its value, or has one of a wrong type;
+            the command that runs prints them, with the usage.
     """
-    parser = argparse.ArgumentParser(
-        prog=program, description=description, formatter_class=_Help, allow_abbrev=False, exit_on_error=False
-    )
-    hints = _type_hints(type(config))
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        if field.init:
-            kind, text = _kind_and_text(hints[field.name], f"{type(config).__name__}.{field.name}")
-            _add(parser, field.name, kind, text, getattr(config, field.name))
+
+    def command(**values: Any) -> dict[str, Any]:
+        return values
+
+    parameters = []
+    for name, hint, default in options:
+        kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+        text = next((note for note in notes if isinstance(note, str)), None)
+        hint = Annotated[kind, typer.Option(help=text)]
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    # "\b": paragraphs are shown as they are.
+    app.command(help="\b\n" + description.replace("\n\n", "\n\n\b\n"))(command)
+    values = app(list(arguments), prog_name=program, standalone_mode=False)
+    if values == 0:  # --help was printed
+        raise typer.Exit
+    return values
+
+
+def find_recipe(given: str, folder: Path | None = None) -> TrainingRecipe:
+    """Finds a training recipe and imports it.
+
+    Args:
+        given: the path of its file, `"mine/wide.py"`; or `"module:function"`, where `function` returns the config and
+            `train` is in the same module (the path of a file may stand for the module); or a bare name, `"digits"`,
+            for the file `digits.py` of `folder`.
+        folder: the folder in which bare names are looked up; by default `recipes` in the current folder.
+
+    Returns:
+        The training recipe.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: there is no training recipe of that name, or the file is none; says what is right.
+        ModuleNotFoundError: there is no such module.
+    """
+    folder = FOLDER if folder is None else folder
+    place, colon, function = given.rpartition(":")
+    if given.endswith(".py"):
+        return TrainingRecipe(given, _module(given, given), Path(given).stem)
+    if colon:
+        if not place or not function:
+            raise ValueError(f"training recipe {given!r} must have a name on both sides of the colon: module:function")
+        return TrainingRecipe(given, _module(place, given), function)
+    path = folder / f"{given}.py"
+    if not path.is_file():
+        raise ValueError(_unknown(given, folder))
+    return TrainingRecipe(given, import_file(path), given)
+
+
+def find_model_function(given: str) -> Callable[..., Any] | None:
+    """The function of `"module:function"` where the module defines no `train`: it builds a model, and is no recipe.
+
+    Returns:
+        The function; None for anything else that a user may give.
+
+    Raises:
+        FileNotFoundError, ModuleNotFoundError: there is no such file or module.
+    """
+    place, _, function = given.rpartition(":")
+    if not place or not function or given.endswith(".py"):
+        return None
+    module = _module(place, given)
+    build = getattr(module, function, None)
+    return build if callable(build) and not hasattr(module, "train") else None
+
+
+def recipes_in(folder: Path | None = None) -> dict[str, str]:
+    """Lists the training recipes of a folder: each file that defines a function of its own name.
+
+    A file that is no Python is left out: it says what is wrong with it when it is run.
+
+    Returns:
+        The first line of each one's docstring, by its name; empty where there is no such folder.
+    """
+    recipes = {}
+    for path in sorted((FOLDER if folder is None else folder).glob("*.py")):
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):
+            continue
+        if any(isinstance(node, ast.FunctionDef) and node.name == path.stem for node in tree.body):
+            recipes[path.stem] = (ast.get_docstring(tree) or "").split("\n")[0]
+    return recipes
+
+
+def import_file(path: Path) -> ModuleType:
+    """Imports a Python file, as part of its package where it is in one.
+
+    What lies beside it, or beside its package, can be imported by it.
+    """
+    path = path.resolve()
+    name, root = module_name(path)
+    if str(root) not in (os.path.realpath(folder) for folder in sys.path):
+        sys.path.append(str(root))
+    importlib.invalidate_caches()  # the file may be younger than what is known of its folder
     try:
-        values, unknown = parser.parse_known_args(list(arguments))
-    except argparse.ArgumentError as error:
-        raise ValueError(str(error)) from None
-    if unknown:
-        option, known = unknown[0].split("=")[0], list(parser._option_string_actions)
-        raise ValueError(f"unknown option {option}.{did_you_mean(option, known)} Known: {', '.join(known)}.")
-    return dataclasses.replace(config, **vars(values))  # type: ignore[type-var]
+        specification = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # another package of that name, or the program that runs
+        specification = None
+    if specification is not None and specification.origin and Path(specification.origin).resolve() == path:
+        return importlib.import_module(name)
+    return _import_by_place(path)
 
 
-class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows the defaults, and the description as it is."""
+def module_name(path: Path) -> tuple[str, Path]:
+    """The name of a file as a module, and the folder from which it is imported by that name."""
+    parts, root = [path.stem], path.parent
+    while (root / "__init__.py").is_file():
+        parts, root = [root.name, *parts], root.parent
+    return ".".join(parts), root
 
 
-def _type_hints(config_class: type) -> dict[str, Any]:
+def _import_by_place(path: Path) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
+    assert specification is not None and specification.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(specification)
+    # Dataclasses and Keras's serialization look a class's module up by its name.
+    sys.modules[module.__name__] = module
     try:
-        return typing.get_type_hints(config_class, include_extras=True)
-    except NameError as error:
-        raise FieldError(f"the type of a field of {config_class.__name__} is not known: {error}") from None
+        specification.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module.__name__]
+        raise
+    return module
 
 
-def _kind_and_text(hint: Any, field: str) -> tuple[type, str]:
-    """The type of a field's values, and its help text."""
-    text = ""
-    if typing.get_origin(hint) is Annotated:
-        hint, *notes = typing.get_args(hint)
-        text = next((note for note in notes if isinstance(note, str)), "")
-    choices = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    kinds = [choice for choice in choices if choice is not types.NoneType]
-    if len(kinds) != 1 or kinds[0] not in KINDS:
-        named = hint.__name__ if isinstance(hint, type) else hint
-        raise FieldError(
-            f"{field} has the type {named}, which is no option of a command line: a field is a bool, int, float, str "
-            "or Path, or one of these or None"
+def _module(place: str, given: str) -> ModuleType:
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise FileNotFoundError(f"there is no training recipe {place!r}: no such file. {WHAT}. {WHERE}")
+        return import_file(Path(place))
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise  # of something that the module imports
+        raise ModuleNotFoundError(
+            f"no training recipe {given!r}: there is no module {error.name!r}", name=place
+        ) from None
+
+
+def _unknown(given: str, folder: Path) -> str:
+    known = list(recipes_in(folder))
+    if known:
+        return (
+            f"unknown training recipe {given!r}.{did_you_mean(given, known)} Known: {', '.join(known)}; "
+            "or the path of a .py file, or module:function"
         )
-    return kinds[0], text
+    return (
+        f"unknown training recipe {given!r}: there is no file {str(folder.absolute() / given)}.py. {WHAT}. {WHERE}; "
+        "your own is given as the path of its file, or as module:function"
+    )
 
 
-def _add(parser: argparse.ArgumentParser, name: str, kind: type, text: str, default: Any) -> None:
-    option = "--" + name.replace("_", "-")
-    text = text or "default: %(default)s"  # argparse adds the default to a text only
-    if kind is bool:
-        parser.add_argument(option, dest=name, action=argparse.BooleanOptionalAction, default=default, help=text)
-    else:
-        parser.add_argument(option, dest=name, type=kind, default=default, help=text, metavar=kind.__name__)
+def run_recipe(arguments: Sequence[str], folder: Path | None = None) -> int:
+    """Trains as a command line says.
+
+    Args:
+        arguments: the name of the training recipe, then its options: `["digits", "--epochs", "3"]`; none, or `--help`,
+            lists them all.
+        folder: the folder in which bare names are looked up; by default `recipes` in the current folder.
+
+    Returns:
+        The exit status: 0, or 130 after ctrl-C.
+    """
+    # absl writes pages about folders before the first line of ours.
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help(folder))
+        return 0
+    try:
+        import_keras()
+        recipe = find_recipe(arguments[0], folder)
+        config = recipe.config(arguments[1:], f"keras-mp train {arguments[0]}")
+        with _together(config, recipe):
+            return 130 if recipe.train(config) else 0
+    except KeyboardInterrupt:
+        print("stopped at once: only the finished files of the run are kept", file=sys.stderr)
+        return 130
+
+
+def _help(folder: Path | None) -> str:
+    recipes = recipes_in(folder) or {"": f"none in {str(FOLDER.absolute())!r}: {WHERE}"}
+    return "\n".join(
+        [
+            "usage: keras-mp train TRAINING_RECIPE [--help] [--option value ...]\n",
+            "  keras-mp train digits --epochs 3\n",
+            "training recipes:",
+            *(f"  {name:<20} {text}" for name, text in recipes.items()),
+            "  path/to/mine.py      a file of yours, with a function of its own name and train(config)",
+            "  module:function      a function that returns the config; train(config) is in the same module",
+        ]
+    )
+
+
+def _together(config: Any, recipe: TrainingRecipe) -> AbstractContextManager[None]:
+    """Joins the processes that train together, where there are any; before TensorFlow or JAX compute anything."""
+    from keras_mp.parallel.workers import join  # not above, because it imports Keras
+
+    cluster = find_cluster(getattr(config, "hosts", None), getattr(config, "host_index", None))
+    settings = {name: value for name, value in vars(config).items() if name not in ("hosts", "host_index", "output")}
+    folder = getattr(config, "output", None) or "."  # where the checkpoints are, which all must see
+    return join(cluster, {"recipe": recipe.given, **settings}, code=[module_name(recipe.file)[1]], folder=folder)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mocked_data import mocked
 
-from keras_mp.training.run_recipe import run_recipe as main
+from keras_mp.training.training_recipe import run_recipe as main
 from recipes import cifar10 as recipe
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
@@ -72,16 +72,14 @@ def test_augmentation_moves_whole_pixels_by_up_to_four_and_mirrors():
     assert mirrored == {image.tobytes(), np.ascontiguousarray(image[:, :, ::-1]).tobytes()}
 
 
-def test_what_is_missing_or_too_large_is_told_in_a_line_and_leaves_no_folder(tmp_path, capsys):
+def test_what_is_missing_or_too_large_is_told_and_leaves_no_folder(tmp_path):
     output = ["--output", str(tmp_path / "runs"), "--data-dir", str(tmp_path)]
-    assert main(["cifar10", *output]) == 1
-    error = capsys.readouterr().err
-    assert "cifar10 is not prepared" in error and "--download" in error and "162 MiB" in error
-    with mocked(50):
-        assert main(["cifar10", *output, "--download", "--batch-size", "64"]) == 1
-    assert "batch_size is 64, but there are only 50" in capsys.readouterr().err
-    assert main(["cifar10", *output, "--policy", "fp8"]) == 1
-    assert "policy fp8 is for dense layers" in capsys.readouterr().err
+    with pytest.raises((ValueError, OSError), match="cifar10 is not prepared.*--download.*162 MiB"):
+        main(["cifar10", *output])
+    with mocked(50), pytest.raises(ValueError, match="batch_size is 64, but there are only 50"):
+        main(["cifar10", *output, "--download", "--batch-size", "64"])
+    with pytest.raises(ValueError, match="policy fp8 is for dense layers"):
+        main(["cifar10", *output, "--policy", "fp8"])
     assert not (tmp_path / "runs").exists()
 
 

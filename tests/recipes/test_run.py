@@ -1,8 +1,9 @@
 from pathlib import Path
 
+import command_line
 import pytest
 
-from keras_mp.training.run_recipe import recipes_in, run_recipe
+from keras_mp.training.training_recipe import recipes_in, run_recipe
 from recipes import digits
 
 FOLDER = Path(digits.__file__).parent
@@ -29,16 +30,21 @@ def test_a_name_is_found_from_any_folder_and_imported_once(monkeypatch, tmp_path
         (["digit"], "unknown training recipe 'digit'. Did you mean 'digits'"),
         (["__init__"], "__init__.py is no training recipe: it defines no function train"),
         (["no/such/file.py"], "there is no training recipe 'no/such/file.py': no such file"),
-        (["digits", "--epoch", "3"], "unknown option --epoch. Did you mean '--epochs'"),
         (["digits", "--epochs", "0"], "epochs must be above 0, got 0"),
         (["digits", "--policy", "float61"], "float61"),
     ],
 )
-def test_a_mistake_is_one_line(arguments, message, capsys, monkeypatch):
+def test_a_mistake_is_one_line(arguments, message, monkeypatch):
     monkeypatch.delenv("KERAS_MP_TRACEBACK", raising=False)
-    assert run_recipe(arguments) == 1
-    error = capsys.readouterr().err
-    assert message in error and len(error.splitlines()) == 1
+    ended = command_line.run("train", *arguments, cwd=FOLDER.parent)
+    assert ended.returncode == 1 and ended.stderr.startswith("error: ")
+    assert message in ended.stderr and len(ended.stderr.splitlines()) == 1
+
+
+def test_an_unknown_option_is_told_with_the_nearest_as_by_every_command():
+    ended = command_line.run("train", "digits", "--epoch", "3", cwd=FOLDER.parent)
+    assert ended.returncode == 2
+    assert "No such option: --epoch" in ended.stderr and "--epochs" in ended.stderr
 
 
 def test_help_lists_the_training_recipes(capsys):

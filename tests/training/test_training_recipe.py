@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_mp.training.run_recipe import find_recipe, run_recipe
+from keras_mp.training.training_recipe import find_recipe, run_recipe
 
 HEAD = """
 import dataclasses
@@ -54,34 +54,23 @@ def test_an_end_by_ctrl_c_is_the_exit_status(write, interrupted, status):
         (
             "def mine(): return {'epochs': 3}\n" + TRAIN,
             "mine() must return its config, an instance of a dataclass, whose fields are the options of the command "
-            "line; it returned a dict",
+            "line; it returned {'epochs': 3}",
         ),
-        ("def mine(): return Config\n" + TRAIN, "it returned the class Config itself"),
+        ("def mine(): return Config\n" + TRAIN, "it returned <class '"),
         ("def mine(): pass\n" + TRAIN, "it returned None"),
-        ("def mine(width): return Config()\n" + TRAIN, "mine(width) must be callable as mine()"),
-        (CONFIG + "def train(): (Path('.') / 'trained').touch()\n", "train() must be callable as train(config)"),
-        (CONFIG + "def train(config, data): pass\n", "train(config, data) must be callable as train(config)"),
         (CONFIG, "is no training recipe: it defines no function train. A training recipe is a Python file with"),
         (TRAIN, "is no training recipe: it defines no function mine. A training recipe is a Python file with"),
         ("train = mine = None", "it defines no function mine and no function train."),
-        (
-            "@dataclasses.dataclass\nclass Wide:\n    sizes: list[int] = ()\ndef mine(): return Wide()\n" + TRAIN,
-            "Wide.sizes has the type list[int], which is no option of a command line: a field is a bool, int, float, "
-            "str or Path, or one of these or None",
-        ),
-        (
-            "@dataclasses.dataclass\nclass Wide:\n    sizes: 'Nowhere' = ()\ndef mine(): return Wide()\n" + TRAIN,
-            "the type of a field of Wide is not known: name 'Nowhere' is not defined",
-        ),
     ],
 )
 def test_a_file_that_is_no_training_recipe_is_told_before_anything_is_trained(
-    write, tmp_path, monkeypatch, capsys, source, said
+    write, tmp_path, monkeypatch, source, said
 ):
     monkeypatch.chdir(tmp_path)
     path = write(source)
-    assert run_recipe([path]) == 1
-    error = capsys.readouterr().err
+    with pytest.raises(ValueError) as told:
+        run_recipe([path])
+    error = str(told.value)
     assert path in error and said in error and len(error.splitlines()) == 1
     assert not (tmp_path / "trained").exists() and not (tmp_path / "here").exists()
 
@@ -116,11 +105,10 @@ def test_a_step_is_a_model_and_a_batch(write):
     "step, said",
     [
         (lambda config: None, r"step\(config\) must return a compiled keras.Model and a batch.*; it returned None"),
-        (lambda config: model(), "must return a compiled keras.Model and a batch.*; it returned a Sequential"),
-        (lambda config: (ROWS, model()), r"it returned a tuple of 2: \(tuple, Sequential\)"),
-        (lambda config: (model(), ROWS[0]), r"must be \(x, y\) or \(x, y, sample_weight\).* it is a ndarray"),
-        (lambda: None, r"step\(\) must be callable as step\(config\)"),
-        (types.SimpleNamespace(), r"mine.py defines no function step\(config\), which returns a compiled keras.Model"),
+        (lambda config: model(), "must return a compiled keras.Model and a batch.*; it returned <Sequential"),
+        (lambda config: (ROWS, model()), r"it returned \(\(array"),
+        (lambda config: (model(), ROWS[0]), r"\(model, \(x, y\)\).*; it returned \(<Sequential"),
+        (lambda config: (model(), ROWS[:1]), r"\(model, \(x, y\)\).*; it returned \(<Sequential"),
     ],
 )
 def test_a_step_that_is_something_else_is_named(write, step, said):

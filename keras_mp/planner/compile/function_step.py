@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import typing
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -16,7 +16,7 @@ from keras_mp.lean.chunked_head import LanguageModel
 from keras_mp.lean.chunked_loss import ChunkedCrossEntropy
 from keras_mp.planner.compile.lower import build_without_values
 from keras_mp.precision.policy import set_global_policy
-from keras_mp.training.training_recipe import KINDS, parse
+from keras_mp.training.training_recipe import parse
 
 
 def step_of_function(
@@ -38,12 +38,11 @@ def step_of_function(
         (model, (x, y), whether the model is compiled for training).
 
     Raises:
-        ValueError: an option is unknown, an argument has no default, the function returns no model, or as
-            `shapes_of_step`.
+        ValueError: an argument has no default, the function returns no model, or as `shapes_of_step`.
     """
     if length is not None and "length" in inspect.signature(build).parameters:
         options, length = [*options, "--length", str(length)], None
-    config = vars(parse(_config(given, build), options, f"keras-mp inspect {given}", inspect.getdoc(build) or ""))
+    config = parse(_options(given, build), options, f"keras-mp inspect {given}", inspect.getdoc(build) or "")
     if "policy" not in inspect.signature(build).parameters:
         set_global_policy(config.pop("policy"))
     taken = (
@@ -68,27 +67,21 @@ def _compiled(build: Callable[[], Any], taken: str) -> Any:
     return model
 
 
-def _config(given: str, build: Callable[..., Any]) -> Any:
-    """The function's arguments with their defaults, as a dataclass."""
-    hints, parameters = _hints(build), inspect.signature(build).parameters
-    fields: list[tuple[str, Any, Any]] = []
-    if "policy" not in parameters:
-        fields.append(("policy", str, dataclasses.field(default="auto")))
+def _options(given: str, build: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+    """The function's arguments of types that an option can have: name, type and default."""
+    try:
+        hints = typing.get_type_hints(build)
+    except NameError:  # of a type that is imported for type checkers alone
+        hints = {}
+    parameters = inspect.signature(build).parameters
+    options: list[tuple[str, Any, Any]] = [] if "policy" in parameters else [("policy", str, "auto")]
     for name, parameter in parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         if parameter.default is parameter.empty:
             raise ValueError(f"{given} cannot be built: its argument {name} has no default")
         hint = hints.get(name, type(parameter.default))
-        kinds = [kind for kind in (hint, *typing.get_args(hint)) if kind in KINDS]
+        kinds = [kind for kind in (hint, *typing.get_args(hint)) if kind in (bool, int, float, str, Path)]
         if len(kinds) == 1 and isinstance(parameter.default, (*kinds, type(None))):
-            fields.append((name, kinds[0], dataclasses.field(default=parameter.default)))
-    return dataclasses.make_dataclass("Options", fields)()
-
-
-def _hints(build: Callable[..., Any]) -> dict[str, Any]:
-    """The types of the arguments; none where one is imported for type checkers alone."""
-    try:
-        return typing.get_type_hints(build)
-    except NameError:
-        return {}
+            options.append((name, kinds[0], parameter.default))
+    return options
