@@ -57,6 +57,17 @@ def test_every_tensor_of_a_layer_is_measured_exactly():
     assert first.flops == 2 * 16 * 8 * 4
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="retracing is TensorFlow's")
+def test_tensorflow_does_not_warn_of_batches_of_many_sizes(monkeypatch):
+    from tensorflow.python.platform import tf_logging
+
+    warned = []
+    monkeypatch.setattr(tf_logging, "warning", lambda message, *arguments: warned.append(message))
+    model = compiled(keras.Sequential([keras.Input((8,)), layers.Dense(4, "relu"), layers.Dropout(0.5), layers.Dense(1)]))
+    audit(model, [(normal(size, 8), normal(size, 1)) for size in range(1, 7)])  # from five on it warned of retracing
+    assert warned == []
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_damage_is_gradient_times_rounding_error(name):
     from keras_mp.numerics.ranges import Range
