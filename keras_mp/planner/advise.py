@@ -58,9 +58,9 @@ def advise(
     1. What computes the same: weights that do not train, stored in 16 bits (`keras_mp.lean.narrow_frozen`: the same
        bits); then lean layers (`keras_mp.lean.make_lean`: the same but for the order of sums).
     2. What costs time: micro-batches (`keras_mp.loss_scaling.change_optimizer`), the same update of more and smaller
-       products, where every row counts alike in the loss; remat by block, a third more operations, alone and then with
-       micro-batches. Of several chips, copies of the weights on each ("data") with any of these come before
-       "fully_sharded", which sends the weights in each step.
+       products, unless the loss divides by what masks or weights leave; remat by block, a third more operations, alone
+       and then with micro-batches. Of several chips, copies of the weights on each ("data") with any of these come
+       before "fully_sharded", which sends the weights in each step.
     3. What trains another way, each with any of the above: the optimizer's states in 8 bits
        (`keras_mp.loss_scaling.change_optimizer`); then also weights in bfloat16 without a float32 copy, whose updates
        are rounded stochastically, where `build` is a function and the chip has bfloat16; then gradients released, and
@@ -373,8 +373,8 @@ def _notes_on(measures: Measures, step: Step, place: Place) -> list[str]:
     if measures.micro_batches > 1:
         notes.append(f"The bound is that of one micro-batch, the time that of all {measures.micro_batches}.")
         notes.append(
-            "Micro-batches make the same update where every target counts alike: a loss that is a mean over what masks "
-            "or weights leave becomes the mean of the micro-batches' means."
+            "Micro-batches make the same update where the loss divides by the number of rows or of targets. Where it "
+            "divides by what masks or weights leave, it becomes the mean of the micro-batches' means: another update."
         )
     notes += [measure.note for measure in measures.taken if measure.note]
     if place.devices == 1 and place.chip.devices > 1:

@@ -212,6 +212,21 @@ def test_targets_that_do_not_count_may_be_more_on_one_device():
 
 
 @pytest.mark.parametrize("layout", SPLIT)
+def test_a_mean_over_what_weights_leave_is_the_mean_of_the_devices_means(layout):
+    x, weights = np.random.default_rng().normal(size=(2, ALL)), np.ones((2, ALL))
+    weights[1, 0] = 0  # of the first device's two rows
+    with keras_mp.parallel.distribute(layout, ALL):
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((1,)), dense])
+        loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+        model.compile(keras.optimizers.SGD(1.0), loss, **MODE)
+        rows = x.T.reshape(-1, 1)
+        model.fit(rows, 0 * rows, sample_weight=weights.T.ravel(), batch_size=2 * ALL, shuffle=False, verbose=0)
+    expected = np.mean((2 * x**2 * weights).sum(axis=0) / weights.sum(axis=0))
+    np.testing.assert_allclose(1 - number(dense.kernel)[0, 0], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layout", SPLIT)
 def test_dropout_masks_differ_by_device_and_by_step(layout):
     """The gradient of w is the mean of what dropout leaves of ones: equal masks would leave only 0 and 2."""
     with keras_mp.parallel.distribute(layout, ALL):

@@ -84,7 +84,7 @@ def _memory(memory: Memory, target: Target) -> list[Advice]:
         return [Advice(text, remedies.DEVICES.format(strategy="fully_sharded", devices=devices))]
     text = (
         f"The step needs {over:.1f} GiB more than {target.title} has: micro-batches make the same update, "
-        "where all rows count alike in the loss. "
+        "where the loss divides by the number of rows or of targets, and not by what masks or weights leave. "
         "keras_mp.advise finds the cheapest measures that are enough."
     )
     return [Advice(text, remedies.MICRO_BATCHES.format(steps=4))]
