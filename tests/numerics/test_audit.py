@@ -63,7 +63,9 @@ def test_tensorflow_does_not_warn_of_batches_of_many_sizes(monkeypatch):
 
     warned = []
     monkeypatch.setattr(tf_logging, "warning", lambda message, *arguments: warned.append(message))
-    model = compiled(keras.Sequential([keras.Input((8,)), layers.Dense(4, "relu"), layers.Dropout(0.5), layers.Dense(1)]))
+    model = compiled(
+        keras.Sequential([keras.Input((8,)), layers.Dense(4, "relu"), layers.Dropout(0.5), layers.Dense(1)])
+    )
     audit(model, [(normal(size, 8), normal(size, 1)) for size in range(1, 7)])  # from five on it warned of retracing
     assert warned == []
 
