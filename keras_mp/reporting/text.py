@@ -13,13 +13,13 @@ _FUNCTION_NODE = re.compile(r"\{\{function_node [^}]*\}\} ?")
 _NODE = re.compile(r"\{\{node ([^}]*)\}\}")
 
 
-def byte_size(count: int) -> str:
+def byte_size(count: float) -> str:
     """A number of bytes in the largest unit of which it is at least one: "10 bytes", "12.3 KiB", "1.5 GiB"."""
     size, unit = float(count), 0
     # 1023.95 would be printed as 1024.0 of the smaller unit.
     while round(size, 1) >= 1024 and unit < len(_UNITS) - 1:
         size, unit = size / 1024, unit + 1
-    return f"{count:,} bytes" if unit == 0 else f"{size:,.1f} {_UNITS[unit]}"
+    return f"{count:,.0f} bytes" if unit == 0 else f"{size:,.1f} {_UNITS[unit]}"
 
 
 def error_line(error: BaseException) -> str:

@@ -4,78 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from html import escape
-from typing import TYPE_CHECKING
 
-from keras_mp.planner.report.compile_table import (
-    UNALIGNED,
-    answer,
-    compared,
-    compiled_as,
-    drawn_parts,
-    headline,
-    largest,
-    memory_rows,
-    precision,
-    scaled,
-    sensitive,
-    share_of,
-    short,
-    sizes,
-    times,
-    unaligned,
-)
+from keras_mp.planner.report import compile_table as told
+from keras_mp.planner.report.compilation import Compilation
 from keras_mp.reporting.html import document, folded, stacked_bar, table
 from keras_mp.reporting.svg import Picture, colours_of
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import byte_size
 
-if TYPE_CHECKING:
-    from keras_mp.planner.report.compile_report import CompileReport
-
 _WIDTH = 800
 _LABEL = 230
 
 
-def page(report: CompileReport) -> str:
+def page(report: Compilation) -> str:
     """The page as text: the answer, two bars, and the tables behind them, folded."""
-    first, *sentences = answer(report)
+    first, *sentences = told.answer(report)
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    memory = ((what, byte_size(size)) for what, size in told.memory_rows(report))
     parts = [
         f"<h1>{escape(report.model)} on {escape(report.title)}</h1>",
         first.html(),
         *(sentence.html() for sentence in sentences),
         "<h2>Memory</h2>",
-        stacked_bar(drawn_parts(report.memory), _bytes),
+        stacked_bar(told.drawn_parts(report.memory), byte_size),
         "<h2>Operations by operand dtype as compiled</h2>",
         stacked_bar(report.shares, "{:.1%}".format),
         "<h2>Details</h2>",
-        folded("Memory", _memory(report)),
+        folded("Memory", table(("what", "size"), memory, numbers=(1,))),
         folded(f"Dots and convolutions: {len(report.matmuls)}", _matmuls(report)),
-        *map(_section, (sensitive(report), precision(report), largest(report))),
+        *map(_section, (told.sensitive(report), told.precision(report), told.largest(report))),
         _collectives(report),
-        _section(compared(report)) if report.compared else "",
-        folded("Time", "".join(f"<p>{escape(text)}</p>" for text in times(report))),
-        folded("Notes", "".join(f"<p>{escape(note)}</p>" for note in (*report.notes, headline(report), versions))),
+        _section(told.compared(report)) if report.compared else "",
+        folded("Time", "".join(f"<p>{escape(text)}</p>" for text in told.times(report))),
+        folded("Notes", "".join(f"<p>{escape(note)}</p>" for note in (*report.notes, told.headline(report), versions))),
     ]
     return document(f"{report.model} on {report.title}", parts)
 
 
-def _memory(report: CompileReport) -> str:
-    return table(("what", "size"), ((what, byte_size(size)) for what, size in memory_rows(report)), numbers=(1,))
-
-
-def _bytes(size: float) -> str:
-    return byte_size(int(size))
-
-
-def picture(report: CompileReport) -> str:
+def picture(report: Compilation) -> str:
     """Memory at the peak and operations by dtype, a bar for each precision that was compiled, as SVG."""
     reports = {report.precision: report, **report.compared}
-    memory = {f"{name}: {byte_size(other.memory.peak)}": drawn_parts(other.memory) for name, other in reports.items()}
+    memory = {
+        f"{name}: {byte_size(other.memory.peak)}": told.drawn_parts(other.memory) for name, other in reports.items()
+    }
     operations = {name: other.shares for name, other in reports.items()}
     drawing = Picture(_WIDTH, font_size=13)
     drawing.text(10, 22, f"{report.model}, on {report.title}", bold=True, room=_WIDTH - 20)
-    below = _bars(drawing, "Memory of a step at its peak, by what takes it", memory, _bytes, 48)
+    below = _bars(drawing, "Memory of a step at its peak, by what takes it", memory, byte_size, 48)
     title = "Operations of the products, by the dtype of their operands as compiled"
     drawing.height = _bars(drawing, title, operations, "{:.1%}".format, below)
     return drawing.svg()
@@ -97,14 +72,14 @@ def _bars(
     return drawing.legend(10, y + 28, colours, columns=3) + 20
 
 
-def _collectives(report: CompileReport) -> str:
+def _collectives(report: Compilation) -> str:
     if not report.collectives:
         return ""
     names = ("kind", "dtype", "devices", "layer", "arrays", "whole", "on the wire", "beside products")
     rows = (
         (
             *(c.kind, c.dtype, str(c.group or "-"), c.layer, str(c.count)),
-            *(byte_size(c.bytes), byte_size(c.wire), share_of(c.covered, c.wire)),
+            *(byte_size(c.bytes), byte_size(c.wire), told.share_of(c.covered, c.wire)),
         )
         for c in report.collectives
     )
@@ -117,13 +92,13 @@ def _section(drawn: ColumnTable) -> str:
     return folded(drawn.title, table(drawn.names, drawn.rows, numbers)) if drawn.rows else ""
 
 
-def _matmuls(report: CompileReport) -> str:
+def _matmuls(report: Compilation) -> str:
     names = ("layer", "call", "role", "rows x sum x columns", "asked", "compiled", "summed in", "kernel", "FLOP")
     rows = (
         (
-            *(m.layer, str(m.call or ""), m.role, sizes(m), short(m.asked), compiled_as(m)),
-            *(m.accumulation, m.kernel, scaled(m.flops), unaligned(m)),
+            *(m.layer, str(m.call or ""), m.role, told.sizes(m), told.short(m.asked), told.compiled_as(m)),
+            *(m.accumulation, m.kernel, told.scaled(m.flops), told.unaligned(m)),
         )
         for m in report.matmuls
     )
-    return table((*names, UNALIGNED), rows, numbers=(8,))
+    return table((*names, told.UNALIGNED), rows, numbers=(8,))

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich.console import RenderableType
 
 from keras_mp.planner.read.collectives import Collective
 from keras_mp.planner.read.matmuls import NOT_COMPILED, Matmul
 from keras_mp.planner.read.memory import Memory
-from keras_mp.planner.report.suggestions import Advice
+from keras_mp.planner.report.compilation import Compilation
+from keras_mp.planner.report.suggestions import Advice, patterns
 from keras_mp.planner.time.step_time import score, spread_of
 from keras_mp.precision.chips import CHIPS
 from keras_mp.reporting.answer import MemoryBar, Sentence
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import byte_size, listed, pattern_of, shorten_middle, without_numbers
 
-if TYPE_CHECKING:
-    from keras_mp.planner.report.compile_report import CompileReport
-
 _LAYER = 32  # characters of a layer's name within a sentence
 _SEEN = 0.005  # of the peak: what is less is not in the bar
 _ARRAYS = 3  # of a batch, in the first line
 _PACKED = {"int4": "int4, two to a byte"}
 UNALIGNED = "unaligned sizes"
-_Row = TypeVar("_Row")
 
 
-def answer(report: CompileReport) -> list[Sentence]:
+def answer(report: Compilation) -> list[Sentence]:
     """Whether the step fits, what it takes, in which precision, what is sent, what to change."""
     step = "training step" if report.training else "inference step"
     batch = [*report.batch[:_ARRAYS], *(["..."] if len(report.batch) > _ARRAYS else [])]
@@ -52,13 +49,14 @@ def answer(report: CompileReport) -> list[Sentence]:
         Sentence("Casts", _casts(report), rank=6),
         Sentence("Collectives", _sent(report), rank=1),
         *(Sentence(f"The same step in {name}", _beside(other), rank=4) for name, other in report.compared.items()),
-        *_changes(report.advice),
+        *(_advised(number, one, rank=min(number, 3) * (number > 1)) for number, one in enumerate(report.advice, 1)),
+        *([] if report.advice else [Sentence("Change", "nothing.")]),
         Sentence("Compiled", compiled_with(report), rank=7),
     ]
     return [sentence for sentence in said if sentence.text]
 
 
-def tables(report: CompileReport) -> dict[str, list[RenderableType]]:
+def tables(report: Compilation) -> dict[str, list[RenderableType]]:
     """The tables behind the answer, by name; those that have no row are left out."""
     drawn: dict[str, list[Any]] = {
         "products": [_matmuls(report.matmuls, report.flops), _unaligned(report.matmuls, report.flops)],
@@ -76,12 +74,12 @@ def tables(report: CompileReport) -> dict[str, list[RenderableType]]:
     return {name: parts for name, parts in kept.items() if parts}
 
 
-def place(report: CompileReport) -> str:
+def place(report: Compilation) -> str:
     """The chip, or how many devices of it and how they share the step."""
     return f"{report.devices} devices of {report.title}, {report.strategy}" if report.strategy else report.title
 
 
-def headline(report: CompileReport) -> str:
+def headline(report: Compilation) -> str:
     """What was compiled, for what, by what."""
     step = "training step" if report.training else "inference step"
     batch = ", ".join(report.batch)
@@ -90,7 +88,7 @@ def headline(report: CompileReport) -> str:
     )
 
 
-def compiled_with(report: CompileReport) -> str:
+def compiled_with(report: Compilation) -> str:
     """The compilers, and how they were told to compile, in a line."""
     chip = CHIPS.get(report.target)
     others = {"google": ("cuda",), "nvidia": ("libtpu",)}.get(chip.vendor, ()) if chip else ("cuda", "libtpu")
@@ -100,7 +98,7 @@ def compiled_with(report: CompileReport) -> str:
     return f"lowered by {report.backend}; {versions}" + (f"; {flags}" if flags else "")
 
 
-def room(report: CompileReport) -> tuple[str, str]:
+def room(report: Compilation) -> tuple[str, str]:
     """Whether the step fits in the memory of the chip, and what is left or missing: a label and a sentence."""
     memory = report.memory
     peak = byte_size(memory.peak)
@@ -126,7 +124,7 @@ def memory_parts(memory: Memory) -> dict[str, int]:
     return {name: size for name, size in parts.items() if size >= _SEEN * memory.peak}
 
 
-def _largest(report: CompileReport) -> str:
+def _largest(report: Compilation) -> str:
     if not report.memory.largest:
         return ""
     first = report.memory.largest[0]
@@ -134,7 +132,7 @@ def _largest(report: CompileReport) -> str:
     return f"{first.dtype}{list(first.shape)} of {layer}, {byte_size(first.bytes)} (estimate)."
 
 
-def on_host(report: CompileReport) -> str:
+def on_host(report: Compilation) -> str:
     """How much of the optimizer lies in the host's memory, and how long it takes there and back."""
     size, chip = report.memory.host, CHIPS.get(report.target)
     if not size:
@@ -147,7 +145,7 @@ def on_host(report: CompileReport) -> str:
     return f"{crossing}: {each_way} each way at {link.name} (estimate), less as far as it runs beside products."
 
 
-def _answered_time(report: CompileReport) -> str:
+def _answered_time(report: Compilation) -> str:
     time, roofline = report.time, report.roofline
     if roofline is None:
         return f"not estimated: {_why_no_time(report)}."
@@ -165,7 +163,7 @@ def _answered_time(report: CompileReport) -> str:
     )
 
 
-def _why_no_time(report: CompileReport) -> str:
+def _why_no_time(report: Compilation) -> str:
     if report.refused:
         return f"the compiler refuses the step ({report.refused})"
     if report.strategy == "tensor":
@@ -177,7 +175,7 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms"
 
 
-def _in_16_bits(report: CompileReport) -> str:
+def _in_16_bits(report: Compilation) -> str:
     """Exponentials and sums that are asked for in 16 bits, by kind, and where."""
     layers: dict[str, list[str]] = defaultdict(list)
     for entry in report.sensitive:
@@ -186,11 +184,10 @@ def _in_16_bits(report: CompileReport) -> str:
 
 
 def _where(layers: Sequence[str]) -> str:
-    names = [repr(pattern_of(group)) for group in _repeats(dict.fromkeys(layers), str)]
-    return listed(names, 2 * _LAYER, "layers")
+    return listed(list(map(repr, patterns(layers))), 2 * _LAYER, "layers")
 
 
-def _casts(report: CompileReport) -> str:
+def _casts(report: Compilation) -> str:
     if report.refused:
         return ""
     count, size = report.cast_kernels
@@ -202,7 +199,7 @@ def _casts(report: CompileReport) -> str:
     return f"{kernels} nothing but convert dtypes ({byte_size(size)}); the model asks for {casts} ({byte_size(read)})."
 
 
-def _sent(report: CompileReport) -> str:
+def _sent(report: Compilation) -> str:
     if not report.collectives:
         return ""
     wire, covered = (sum(getattr(sent, name) for sent in report.collectives) for name in ("wire", "covered"))
@@ -212,28 +209,21 @@ def _sent(report: CompileReport) -> str:
     return f"a device sends {byte_size(wire)} ({kinds}){took}; {share_of(covered, wire)} of it beside products."
 
 
-def _beside(other: CompileReport) -> str:
+def _beside(other: Compilation) -> str:
     bound = f", at least {_milliseconds(other.roofline.seconds)}" if other.roofline else ""
     return f"{byte_size(other.memory.peak)} ({byte_size(other.memory.temporary)} temporary){bound}."
 
 
-def _changes(advised: Sequence[Advice]) -> list[Sentence]:
-    if not advised:
-        return [Sentence("Change", "nothing.")]
-    return [
-        _advised(number, advice, rank=2 + (number > 2) if number > 1 else 0) for number, advice in enumerate(advised, 1)
-    ]
-
-
 def _advised(number: int, advice: Advice, rank: int = 0) -> Sentence:
-    return Sentence(f"Change {number}", worded(advice), (advice.code,), rank=rank)
+    gain = f" Gains up to {advice.seconds * 1e3:.2g} ms a step (estimate)." if advice.seconds > 0 else ""
+    return Sentence(f"Change {number}", advice.text + gain, (advice.code,), rank=rank)
 
 
-def _repeats(rows: Iterable[_Row], layer: Callable[[_Row], str], *alike: Callable[[_Row], Any]) -> list[list[_Row]]:
-    """Groups what is alike but for the numbers in the names of layers, as in repeated blocks."""
-    groups: dict[tuple, list[_Row]] = defaultdict(list)
+def _repeats(rows: Iterable[Any], *alike: str) -> list[list[Any]]:
+    """Groups rows whose fields of these names are alike, and their layers but for numbers, as in repeated blocks."""
+    groups: dict[tuple, list[Any]] = defaultdict(list)
     for row in rows:
-        groups[without_numbers(layer(row)), *(key(row) for key in alike)].append(row)
+        groups[without_numbers(row.layer), *(getattr(row, name) for name in alike)].append(row)
     return list(groups.values())
 
 
@@ -255,7 +245,9 @@ def _matmuls(matmuls: Sequence[Matmul], flops: int) -> ColumnTable:
         narrow=("layer", "number", "role", "asked", "compiled", "share"),
         right=("number", "share"),
     )
-    groups = _repeats(matmuls, lambda m: m.layer, *map(_attribute, _ALIKE))
+    groups = _repeats(
+        matmuls, "role", "kind", "sizes", "repeats", "asked", "compiled", "accumulation", "kernel", "note"
+    )
     for group in sorted(groups, key=lambda group: -sum(matmul.flops for matmul in group)):
         first = group[0]
         table.add_row(
@@ -265,13 +257,6 @@ def _matmuls(matmuls: Sequence[Matmul], flops: int) -> ColumnTable:
             first.note,
         )
     return table
-
-
-_ALIKE = ("role", "kind", "sizes", "repeats", "asked", "compiled", "accumulation", "kernel", "note")
-
-
-def _attribute(name: str) -> Callable[[Any], Any]:
-    return lambda row: getattr(row, name)
 
 
 def _unaligned(matmuls: Sequence[Matmul], flops: int) -> ColumnTable:
@@ -299,12 +284,11 @@ def unaligned(matmul: Matmul) -> str:
     return "; ".join(missed)
 
 
-def sensitive(report: CompileReport) -> ColumnTable:
+def sensitive(report: Compilation) -> ColumnTable:
     """Exponentials and sums in 16 bits."""
     names = ("layer", "number", "what", "asked", "compiled", "values")
     table = ColumnTable("Exponentials and sums asked for in 16 bits", names, names, ("number", "values"))
-    alike = map(_attribute, ("kind", "dtype", "compiled", "elements"))
-    for group in _repeats(report.sensitive, lambda entry: entry.layer, *alike):
+    for group in _repeats(report.sensitive, "kind", "dtype", "compiled", "elements"):
         first = group[0]
         layer = pattern_of([entry.layer for entry in group])
         cells = first.kind, first.dtype, first.compiled or "-", scaled(first.elements)
@@ -312,7 +296,7 @@ def sensitive(report: CompileReport) -> ColumnTable:
     return table
 
 
-def precision(report: CompileReport) -> ColumnTable:
+def precision(report: Compilation) -> ColumnTable:
     """Casts, and float32 arrays written."""
     names = ("what", "layer", "count", "size")
     table = ColumnTable("Casts, and float32 arrays written by a layer", names, names, names[2:])
@@ -321,13 +305,13 @@ def precision(report: CompileReport) -> ColumnTable:
     count, size = report.cast_kernels
     if not report.refused:
         table.add_row("kernels that only cast and move", "", str(count), byte_size(size))
-    for group in _repeats(report.float32_work, lambda work: work.layer, _attribute("bytes")):
+    for group in _repeats(report.float32_work, "bytes"):
         layer = pattern_of([work.layer for work in group])
         table.add_row("float32 arrays", layer, str(len(group)), f"{byte_size(group[0].bytes)}")
     return table
 
 
-def _memory(report: CompileReport) -> ColumnTable:
+def _memory(report: Compilation) -> ColumnTable:
     names = ("what", "size")
     table = ColumnTable("Memory of one device" if report.strategy else "Memory", names, names, ("size",))
     for what, size in memory_rows(report):
@@ -335,7 +319,7 @@ def _memory(report: CompileReport) -> ColumnTable:
     return table
 
 
-def memory_rows(report: CompileReport) -> list[tuple[str, int]]:
+def memory_rows(report: Compilation) -> list[tuple[str, int]]:
     """What takes memory, in bytes."""
     memory = report.memory
     return [
@@ -377,14 +361,15 @@ def drawn_parts(memory: Memory) -> dict[str, float]:
 
 
 _SENT = ("arrays", "whole", "on the wire", "beside products")
+_SUMMED = ("count", "bytes", "wire", "covered")
 
 
 def _sums(group: Sequence[Collective]) -> tuple[str, ...]:
-    count, size, wire, covered = (sum(map(_attribute(name), group)) for name in ("count", "bytes", "wire", "covered"))
+    count, size, wire, covered = (sum(getattr(one, name) for one in group) for name in _SUMMED)
     return str(count), byte_size(size), byte_size(wire), share_of(covered, wire)
 
 
-def _collectives(report: CompileReport) -> ColumnTable:
+def _collectives(report: Compilation) -> ColumnTable:
     groups: dict[tuple[str, str, int], list[Collective]] = defaultdict(list)
     for collective in report.collectives:
         groups[collective.kind, collective.dtype, collective.group].append(collective)
@@ -396,12 +381,12 @@ def _collectives(report: CompileReport) -> ColumnTable:
     return table
 
 
-def collective_layers(report: CompileReport) -> ColumnTable:
+def collective_layers(report: Compilation) -> ColumnTable:
     """What each layer sends, repeated blocks together."""
     names = ("layer", "number", "kind", "dtype", "devices", *_SENT)
     narrow = ("layer", "number", "kind", "dtype", "on the wire")
     table = ColumnTable("Collectives by layer", names, narrow, ("number", *names[4:]))
-    groups = _repeats(report.collectives, lambda sent: sent.layer, *map(_attribute, ("kind", "dtype", "group")))
+    groups = _repeats(report.collectives, "kind", "dtype", "group")
     for sent in sorted(groups, key=lambda sent: -sum(collective.wire for collective in sent)):
         kind, dtype, group = sent[0].kind, sent[0].dtype, str(sent[0].group or "-")
         table.add_row(pattern_of([c.layer for c in sent]), str(len(sent)), kind, dtype, group, *_sums(sent))
@@ -413,19 +398,19 @@ def share_of(part: int, whole: int) -> str:
     return f"{part / max(1, whole):.0%}"
 
 
-def largest(report: CompileReport) -> ColumnTable:
+def largest(report: Compilation) -> ColumnTable:
     """The largest arrays when memory is fullest."""
     title = "The largest arrays when memory is fullest (estimate, from the order of kernels)"
     names = ("layer", "number", "what", "array", "size")
     table = ColumnTable(title, names, names, ("number", "size"))
-    for group in _repeats(report.memory.largest, lambda one: one.layer, *map(_attribute, ("what", "dtype", "shape"))):
+    for group in _repeats(report.memory.largest, "what", "dtype", "shape"):
         first = group[0]
         layer = pattern_of([buffer.layer for buffer in group])
         table.add_row(layer, str(len(group)), first.what, f"{first.dtype}{list(first.shape)}", byte_size(first.bytes))
     return table
 
 
-def compared(report: CompileReport) -> ColumnTable:
+def compared(report: Compilation) -> ColumnTable:
     """The step in all precisions that it was compiled in."""
     names = ("16- or 8-bit share", "temporary", "peak", "fits", "bound, ms (estimate)", "cycles (estimate)")
     narrow = ("precision", "temporary", "peak", "bound, ms (estimate)")
@@ -444,12 +429,12 @@ def compared(report: CompileReport) -> ColumnTable:
     return table
 
 
-def times(report: CompileReport) -> list[str]:
+def times(report: Compilation) -> list[str]:
     """The estimates of time, a paragraph each."""
     return [*filter(None, (_time(report), _speed(report), _link_time(report)))]
 
 
-def _time(report: CompileReport) -> str:
+def _time(report: Compilation) -> str:
     time = report.time
     if time is None:
         return ""
@@ -460,7 +445,7 @@ def _time(report: CompileReport) -> str:
     )
 
 
-def _speed(report: CompileReport) -> str:
+def _speed(report: Compilation) -> str:
     roofline = report.roofline
     if roofline is None:
         return f"No estimate of time: {_why_no_time(report)}."
@@ -472,7 +457,7 @@ def _speed(report: CompileReport) -> str:
     )
 
 
-def _link_time(report: CompileReport) -> str:
+def _link_time(report: Compilation) -> str:
     time = report.link_time
     if time is None:
         return ""
@@ -481,12 +466,6 @@ def _link_time(report: CompileReport) -> str:
         f"{_milliseconds(time.seconds)} at {time.rate / 1e9:.4g} GB/s of {time.link}. Products run beside collectives "
         f"that send {share_of(time.covered, time.wire)} of that."
     )
-
-
-def worded(advice: Advice) -> str:
-    """What is the matter, and what mending it gains."""
-    gain = f" Gains up to {advice.seconds * 1e3:.2g} ms a step (estimate)." if advice.seconds > 0 else ""
-    return advice.text + gain
 
 
 def sizes(matmul: Matmul) -> str:

@@ -121,7 +121,7 @@ def _float32(matmuls: Sequence[Matmul], chip: Chip | None, precision: str) -> li
 
 
 def _lost_fp8(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
-    lost = [m for m in matmuls if asks_fp8(m) and not runs_fp8(m)]
+    lost = [m for m in matmuls if in_few_bits(m.asked) and not in_few_bits(m.compiled)]
     if not lost:
         return []
     if target.chip is not None and "fp8" not in target.chip.peak:
@@ -158,7 +158,7 @@ def _sizes(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
     for matmul in matmuls:
         if matmul.layer == UNATTRIBUTED or not matmul.compiled:
             continue
-        multiple = 128 if target.platform == "tpu" else 16 if runs_fp8(matmul) else 8
+        multiple = 128 if target.platform == "tpu" else 16 if in_few_bits(matmul.compiled) else 8
         for size in {size for size in matmul.off(multiple) if size > multiple}:
             by_size[size, multiple].append(matmul)
     advised = []
@@ -179,21 +179,16 @@ def _sizes(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
     return sorted(advised, key=lambda advice: -_worth(advice))[:5]
 
 
-def asks_fp8(matmul: Matmul) -> bool:
-    """Whether both operands are FP8, or NVFP4, in the lowered step."""
-    return in_few_bits(matmul.asked)
-
-
-def runs_fp8(matmul: Matmul) -> bool:
-    """Whether both operands are FP8, or NVFP4, as compiled."""
-    return in_few_bits(matmul.compiled)
+def patterns(layers: Sequence[str]) -> list[str]:
+    """Names of layers, each once; equal layers of repeated blocks are one."""
+    blocks: dict[str, list[str]] = defaultdict(list)
+    for layer in dict.fromkeys(layers):
+        blocks[without_numbers(layer)].append(layer)
+    return [pattern_of(group) for group in blocks.values()]
 
 
 def named(layers: Sequence[str]) -> str:
     """Three of some layers, and how many others; equal layers of repeated blocks are one."""
-    blocks: dict[str, list[str]] = defaultdict(list)
-    for layer in dict.fromkeys(layers):
-        blocks[without_numbers(layer)].append(layer)
-    unique = [pattern_of(group) for group in blocks.values()]
+    unique = patterns(layers)
     shown = ", ".join(repr(shorten_middle(layer, _LAYER)) for layer in unique[:3])
     return shown if len(unique) <= 3 else f"{shown} and {len(unique) - 3} more"
