@@ -25,6 +25,9 @@ from pathlib import Path
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 # Sources of Keras whose classes' objects the kit is given.
+# The product that answers without the chip, also by the names that it had; and what stands below it and below the kit.
+PLANNER = ("keras_mp.planner", "keras_mp.xla", "keras_mp.advice")
+GROUND = ("keras_mp.reporting", "keras_mp.system", "keras_mp.precision.chip", "keras_mp.precision.flops")
 OWNERS = "backend/common layers/layer.py layers/core models ops/operation.py optimizers random trainers/trainer.py"
 
 
@@ -90,6 +93,28 @@ def floors_of(graph: dict[str, set[str]]) -> int:
         return 1 + max((height(other) for other in reached(name) if name not in reached(other)), default=0)
 
     return max(map(height, graph))
+
+
+def circles_of(graph: dict[str, set[str]]) -> int:
+    """How many modules import each other, at once or by others; also for type checkers alone."""
+
+    def reached(start: str) -> set[str]:
+        seen, waiting = set(), [start]
+        while waiting:
+            new = graph[waiting.pop()] - seen
+            seen |= new
+            waiting += new
+        return seen
+
+    return sum(name in reached(name) for name in graph)
+
+
+def taken_by_planner(modules: dict[str, ast.Module]) -> set[tuple[str, str]]:
+    """The names that the planner imports from the rest of the library but the ground, each with its module."""
+    nodes = [node for name, tree in modules.items() if name.startswith(PLANNER) for node in ast.walk(tree)]
+    found = [node for node in nodes if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("keras_mp")]
+    names = {(node.module, alias.name) for node in found for alias in node.names}
+    return {(of, name) for of, name in names if not f"{of}.{name}".startswith((*PLANNER, *GROUND))}
 
 
 def public_names(module: ast.Module) -> set[str]:
@@ -257,6 +282,10 @@ def measures_of(root: Path) -> dict[str, int]:
         lines = sum(map(lines_of, texts), Counter())
         measures |= {f"{title}: {kind}": lines[kind] for kind in ("code", "docstrings", "comments", "blank lines")}
     modules = modules_of(root)
+    files = [root / file_of(root, name) for name in modules if name.startswith(PLANNER)]
+    measures["planner: files"] = len(files)
+    measures["planner: lines"] = sum(len(file.read_text().splitlines()) for file in files)
+    measures["planner: names that it takes from the kit"] = len(taken_by_planner(modules))
     package = modules.pop("keras_mp")
     if (stub := root / "keras_mp" / "__init__.pyi").exists():  # names every public module
         package.body += ast.parse(stub.read_text()).body
@@ -266,6 +295,7 @@ def measures_of(root: Path) -> dict[str, int]:
     return measures | {
         "rooms: folders, and files on the root": len(rooms),
         "floors: the longest chain of imports, of rooms": floors_of(rooms),
+        "modules in a circle of imports": circles_of(graph_of(modules)),
         "modules with exactly one importer": len(once),
         "public names at the top of modules": sum(len(public_names(module)) for module in modules.values()),
         "functions that change a live object of Keras": len(changes),

@@ -95,7 +95,7 @@ def _print_chips() -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from keras_mp.planner.chips.targets import availability, find_target, target_names
+    from keras_mp.planner.chips.targets import find_target, missing_compiler, target_names
 
     table, ready = Table(), True
     for column in ("target", "chip", "memory", "ready"):
@@ -105,9 +105,9 @@ def _print_chips() -> None:
         memory = f"{target.chip.device_bytes / 2**30:.1f} GiB" if target.chip else ""
         if target.chip and target.chip.devices > 1:
             memory += f" a device, {target.chip.devices} devices a chip"
-        available = availability(target)
-        table.add_row(name, target.title, memory, "yes" if available.ok else "no")
-        ready = ready and available.ok
+        available = not missing_compiler(target)
+        table.add_row(name, target.title, memory, "yes" if available else "no")
+        ready = ready and available
     console = Console()
     console.print(table)
     if not ready:
@@ -480,7 +480,7 @@ def _step(
         return step_of_file(Path(model), size, length, imports or (), unsafe=unsafe)
     _check_no_file_options(imports, unsafe)
     from keras_mp.backend.common.device import absent_chip
-    from keras_mp.planner.compile.function_step import step_of_function
+    from keras_mp.training.function_step import step_of_function
     from keras_mp.training.training_recipe import find_model_function
 
     with quiet_stderr(), absent_chip(chip):  # a recipe's data sets import TensorFlow on JAX too

@@ -8,7 +8,7 @@ import keras
 import pytest
 
 import keras_mp
-from keras_mp.planner.chips.targets import availability, find_target
+from keras_mp.planner.chips.targets import find_target, missing_compiler
 
 ROOT = Path(__file__).parents[1]
 
@@ -39,9 +39,8 @@ def test_the_pages_with_python_are_found():
 def run_page(page, folder):
     """Runs the Python of a page in this process; `tests/long` does so with every page."""
     for target in re.findall(r'inspect\([^)]*target="(\w+)"', PROGRAMS[page]):
-        compiler = availability(find_target(target))
-        if not compiler.ok:
-            pytest.skip(compiler.reason)
+        if missing := missing_compiler(find_target(target)):
+            pytest.skip(missing)
     file = folder / "page.py"  # a file, because TensorFlow reads the source of what it compiles
     file.write_text(PROGRAMS[page])
     runpy.run_path(str(file))

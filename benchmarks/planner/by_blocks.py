@@ -10,8 +10,8 @@ from typing import Any
 import keras
 
 import keras_mp
-from keras_mp.planner.fit.fewer_blocks import BLOCKS, takes_blocks
-from keras_mp.planner.fit.figures import extrapolated, on_line
+from keras_mp.lowering import default_blocks
+from keras_mp.planner.fit.figures import BLOCKS, extrapolated, on_line
 
 
 def inspect_by_blocks(
@@ -35,7 +35,7 @@ def inspect_by_blocks(
         Of `keras_mp.inspect`'s report what a table needs; the arrays listed are those of the step with more blocks.
         `extrapolated` says from how many.
     """
-    depth = takes_blocks(build)
+    depth = default_blocks(build)
     few, many = (look(lambda count=count: build(count), batch, target, **options) for count in blocks)
     times = Fraction(depth - blocks[0], blocks[1] - blocks[0])
     whole = extrapolated(few, many, blocks, depth)

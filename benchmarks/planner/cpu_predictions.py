@@ -98,9 +98,9 @@ def predict(name: str, tables: dict[str, list]) -> dict[str, float]:
     from benchmarks.peer_keras import kit_compiled
     from benchmarks.peer_workloads import WORKLOADS, batch_of
     from benchmarks.planner.fit_efficiency import fit_one
+    from keras_mp.lowering import lower_step
     from keras_mp.planner.chips.targets import find_target
     from keras_mp.planner.compile.compiler import compile_step
-    from keras_mp.planner.compile.lower import lower_step
     from keras_mp.planner.read.matmuls import join
     from keras_mp.planner.time.step_time import step_time
 

@@ -36,15 +36,15 @@ import keras
 import keras_hub
 
 import keras_mp
-from keras_mp.planner.advise import Question, answer
+from keras_mp.lowering import Source
+from keras_mp.planner.advise import Options, answer
 from keras_mp.planner.chips.place import find_place
 from keras_mp.planner.chips.targets import find_target
-from keras_mp.planner.compile.lower import lower_step
+from keras_mp.planner.compile.compiler import compile_step
 from keras_mp.planner.fit.measures import MEASURES, Measures
 from keras_mp.planner.fit.schedule import usable
-from keras_mp.planner.fit.source import Source
 from keras_mp.planner.fit.step import WITHOUT_CODE
-from keras_mp.planner.inspect import report_of
+from keras_mp.planner.inspect import report_on
 from keras_mp.system.atomic_write import write_text
 from keras_mp.system.packages import installed
 
@@ -235,7 +235,7 @@ def ask(name: str, form: str, chips: list[str], options: argparse.Namespace) -> 
     first = {chip: replace(begin, precision=find_place(chip).policy) for chip in chips}
     if not begin.taken:
         first = {}
-    question = Question(first=first, all_blocks=options.all_blocks, code=not options.without_code)
+    question = Options(first=first, all_blocks=options.all_blocks, code=not options.without_code)
     report = answer(builder(name, form), BACKBONES[name].batch(), chips, question)
     print(report, file=sys.stderr)
     return [
@@ -281,11 +281,10 @@ def in_full(cell: dict[str, Any]) -> dict[str, Any]:
         return keras.KerasTensor((leaf.shape[0] // measures.micro_batches, *leaf.shape[1:]), leaf.dtype)
 
     target = find_target(cell["chip"])
-    with source.scope():
-        batch = keras.tree.map_structure(part, BACKBONES[cell["model"]].batch())
-        step = lower_step(source.under(measures), batch, training=True, chip=target.traced)
-        # As advise does, whose figure this one is compared with.
-        report = report_of(step, target, measures.policy, until="memory")
+    batch = keras.tree.map_structure(part, BACKBONES[cell["model"]].batch())
+    step = source.lower(batch, target.traced, policy=measures.policy, changes=measures.changes)
+    # As advise does, whose figure this one is compared with.
+    report = report_on(compile_step(step, target, until="memory"), measures.policy)
     print(f"{cell['model']}, {cell['form']}, {cell['title']}: {cell['peak']:,} bytes extrapolated, "
           f"{report.memory.peak:,} with all blocks, compiled in {report.seconds:.0f} s", flush=True)  # fmt: skip
     return cell | {"in_full": report.memory.peak}

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.planner.published_runs import ATTENTION_BLOCKS, LIMIT, RUNS, SMALLER, XLA, Run, ratios
 
 KEPT = Path(__file__).with_name("predictions.json")
+SPREADS = Path(__file__).parents[2] / "keras_mp" / "planner" / "time" / "spreads.json"
 # The sizes of the Llamas: layers, width, heads, heads of keys, features between the products, vocabulary, and whether
 # its embedding is the output layer; of MaxText's own decoder layers, width, heads of 256 features, and features between
 # the products.
@@ -266,10 +267,11 @@ def compile_run(name: str, form: int = 0, until: str = "code") -> dict[str, Any]
     import keras_mp
     from benchmarks.planner.by_blocks import inspect_by_blocks
     from benchmarks.selective import every_second_product
+    from keras_mp.lowering import Source, lower_step
     from keras_mp.parallel.plan import plan_of
     from keras_mp.planner.chips.targets import find_target
-    from keras_mp.planner.compile.lower import build_without_values, lower_step
-    from keras_mp.planner.inspect import report_of
+    from keras_mp.planner.compile.compiler import compile_step
+    from keras_mp.planner.inspect import report_on
     from keras_mp.planner.report.compile_report import CompileReport
     from keras_mp.precision.chips import parse_target
     from keras_mp.system.packages import installed
@@ -287,9 +289,9 @@ def compile_run(name: str, form: int = 0, until: str = "code") -> dict[str, Any]
     def look(build: Callable[[], Any], batch: Any, target: str, strategy: str | None = None) -> CompileReport:
         chips = find_target(target)
         plan = plan_of(strategy, chips.devices, chips.topology) if strategy else None
-        model = build_without_values(build)
+        model = Source(build).build()
         lowered = lower_step(model, batch, training=True, chip=chips.traced, plan=plan)
-        return report_of(lowered, chips, run.policy, plan=plan, until=until)
+        return report_on(compile_step(lowered, chips, until=until), run.policy, plan=plan)
 
     in_blocks = attention_in(ATTENTION_BLOCKS) if "x" in run.step.partition("@")[2] else nullcontext()
     kept = every_second_product() if run.selective else nullcontext()
@@ -448,9 +450,8 @@ def main() -> None:
             print(f"{name}: {outcome}", flush=True)
     for name, ratio in ratios(kept()).items():
         print(f"{ratio:.2f} {name}")
-    print("SPREADS")
-    for key, spread in spreads(kept(), XLA).items():
-        print(f'"{key}": Spread{spread},')
+    rows = (f' "{key}": {json.dumps(spread)}' for key, spread in spreads(kept(), XLA).items())
+    SPREADS.write_text("{\n" + ",\n".join(rows) + "\n}\n")
     if options.markdown:
         from benchmarks.planner.predictions_page import page
 

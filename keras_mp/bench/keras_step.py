@@ -10,13 +10,12 @@ from pathlib import Path
 import keras
 
 from keras_mp import backend
-from keras_mp.backend.common.lowered import CompileError
 from keras_mp.bench.workloads import CannotRunError, Workload
 from keras_mp.conversion.model_file import model_of_file, step_of_file
 from keras_mp.conversion.other_precision import in_precision
 from keras_mp.fp8.selection import decide
+from keras_mp.lowering import CompileError, lower_step
 from keras_mp.numerics.data import random_batches
-from keras_mp.planner.compile.lower import lower_step
 from keras_mp.precision import hardware
 from keras_mp.precision.hardware import Device
 from keras_mp.precision.policy import COMPUTES_IN, GAINS_FROM, pays, set_global_policy

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,22 +13,18 @@ from typing import Any
 
 import keras
 
-from keras_mp.parallel.plan import STRATEGIES
+from keras_mp.lowering import Source, plan_of
 from keras_mp.planner.chips.place import Place, find_place
 from keras_mp.planner.fit.advice_report import COMPILED, FROM_SHAPES, AdviceReport, ChipAdvice
-from keras_mp.planner.fit.cheapest import Search, beginning_with, search
 from keras_mp.planner.fit.figures import state_of
-from keras_mp.planner.fit.measures import Helps, Measure, Measures, ladders
-from keras_mp.planner.fit.schedule import NEARLY_FULL, UNCONSTRAINED, Asked, Work, run
-from keras_mp.planner.fit.source import Source, lines
+from keras_mp.planner.fit.measures import Measures, lines
+from keras_mp.planner.fit.schedule import NEARLY_FULL, UNCONSTRAINED, Asked, Schedule
 from keras_mp.planner.fit.step import WITHOUT_CODE, Step
-from keras_mp.planner.inspect import checked_precisions
 from keras_mp.planner.read.memory import Memory
 from keras_mp.planner.report.compile_report import CompileReport
 from keras_mp.planner.time.step_time import score
 from keras_mp.reporting.text import byte_size, listed
 from keras_mp.system.host import available_bytes
-from keras_mp.system.one_of import one_of
 from keras_mp.system.packages import installed
 
 _MEMORY_OF_A_COMPILER = 3 * 2**30
@@ -114,11 +109,11 @@ def advise(
         >>> keras_mp.advise(build, batch, "t4", verbose=False)["t4"].fits
         True
     """
-    return answer(build, batch, target, Question(compare, flags, strategy, workers, verbose, text))
+    return answer(build, batch, target, Options(compare, flags, strategy, workers, verbose, text))
 
 
 @dataclass(frozen=True)
-class Question:
+class Options:
     """How `answer` searches.
 
     Attributes:
@@ -141,66 +136,49 @@ class Question:
 
 
 def answer(
-    build: keras.Model | Callable[[], keras.Model], batch: Any, target: str | Sequence[str], question: Question
+    build: keras.Model | Callable[[], keras.Model], batch: Any, target: str | Sequence[str], options: Options
 ) -> AdviceReport:
     """Does what `advise` does.
 
     Args:
         build, batch, target: the arguments of `advise`.
-        question: the other arguments of `advise`, and what only the fits table asks for.
+        options: the other arguments of `advise`, and what only the fits table asks for.
     """
     started = time.monotonic()
-    places = find_places(target, question.strategy)
-    source = Source(build, question.text)
-    precisions = checked_precisions(question.compare, is_function=source.is_function)
-    how = (question.flags, question.strategy or "", question.all_blocks, question.code)
-    with progress_of(len(places), question.verbose) as tell:
+    places = find_places(target, options.strategy)
+    source = Source(build, options.text, "build")
+    precisions = source.check_precisions(options.compare)
+    how = (options.flags, options.strategy or "", options.all_blocks, options.code)
+    with progress_of(len(places), options.verbose) as tell:
         tell(source.text or "the model", "tracing its step", False)
         step = Step(source, batch, places[0].traced, *how)
         for place in places:
-            _check_rows(place, step.rows)
-        obstacles = {place: _obstacle(place) for place in places}
+            if place.strategy != "tensor" and step.rows % place.devices:
+                raise ValueError(
+                    f"the batch has {step.rows} rows, which the {place.devices} devices of {place.name!r} do not "
+                    f"divide: give a multiple of {place.devices}"
+                )
+        obstacles = {place: place.obstacle for place in places}
         for place, obstacle in obstacles.items():
             if obstacle:
                 tell(place.title, f"not compiled. {obstacle}", True)
-        work = _work_on(step, precisions, question, tell)
-        asked = run([place for place in places if not obstacles[place]], work, question.workers or _compilers())
+        schedule = Schedule(step, precisions, tell, options.first)
+        compiled = [place for place in places if not obstacles[place]]
+        asked = schedule.run(compiled, options.workers or _compilers())
     rows: dict[Place, ChipAdvice] = {one.place: compiled_row(one, step, source) for one in asked}
     rows |= {place: shapes_row(place, step, source, reason) for place, reason in obstacles.items() if reason}
     return AdviceReport(
-        model=step.model,
+        model=step.plain.model,
         backend=keras.backend.backend(),
-        parameters=step.parameters,
-        batch=step.batch,
+        parameters=step.outline.parameters,
+        batch=step.plain.batch,
         rows=tuple(rows[place] for place in places),
-        compiles=work.compiled,
-        kept=work.from_files,
+        compiles=schedule.compiled,
+        kept=schedule.from_files,
         seconds=time.monotonic() - started,
         notes=tuple(_notes(rows)),
         versions=installed(("keras", "jax", "libtpu", "jax-cuda13-plugin")),
     )
-
-
-def _work_on(step: Step, precisions: Sequence[str], question: Question, tell: Callable[[str, str, bool], None]) -> Work:
-    """What the searches of all chips need of a step.
-
-    Args:
-        precisions: the names of precisions in which the set that was found is compiled, too.
-    """
-
-    def of(place: Place) -> Search:
-        def rows(name: str) -> int:
-            plan = place.plan(name)
-            return step.rows // (plan.replicas if plan else 1)
-
-        listed = ladders(place.policy, place.strategies, rows, _helps(step, place))
-        first = question.first.get(place.name)
-        return search(listed if first is None else beginning_with(first, listed))
-
-    def compared(measures: Measures) -> dict[str, Measures]:
-        return {precision: step.in_precision(measures, precision) for precision in precisions}
-
-    return Work(of, step.state, step.compiler, compared, tell)
 
 
 def find_places(target: str | Sequence[str], strategy: str | None = None) -> list[Place]:
@@ -216,27 +194,11 @@ def find_places(target: str | Sequence[str], strategy: str | None = None) -> lis
             "target names no chip: give some, such as ['rtx4090', 'v5e'] (`keras-mp doctor --chips` lists them)"
         )
     if strategy is not None:
-        one_of("strategy", strategy, STRATEGIES)
+        plan_of(strategy, 1)
     places = list(dict.fromkeys(find_place(name, strategy or "") for name in names))
     if strategy is not None and all(place.devices == 1 for place in places):
         raise ValueError(f"strategy={strategy!r} divides a step over several chips: name them, as {names[0]}x4")
     return places
-
-
-def _check_rows(place: Place, rows: int) -> None:
-    if place.strategy != "tensor" and rows % place.devices:
-        raise ValueError(
-            f"the batch has {rows} rows, which the {place.devices} devices of {place.name!r} do not divide: give a "
-            f"multiple of {place.devices}"
-        )
-
-
-def _obstacle(place: Place) -> str:
-    """Why nothing can be compiled for a chip; "" where it can."""
-    if place.devices > 1 and keras.backend.backend() != "jax":
-        return "A step on several devices is compiled on JAX only: KERAS_BACKEND=jax."
-    compiler = place.compiler
-    return "" if compiler.ok else compiler.reason
 
 
 def compiled_row(one: Asked, step: Step, source: Source) -> ChipAdvice:
@@ -263,7 +225,7 @@ def compiled_row(one: Asked, step: Step, source: Source) -> ChipAdvice:
         report=report,
         how=COMPILED if origin.chip is place.chip else f"a compile for {origin.title}, of the same architecture",
         reason=one.failure if fits is None else "" if fits else _reason(report),
-        code=lines(measures, source, place, step.rows) if fits else (),
+        code=lines(measures, source, place.devices, step.rows) if fits else (),
         compiles=len(one.tried),
         shared=sum(origin.chip is not place.chip for origin in one.origins.values()),
         notes=tuple(notes),
@@ -291,23 +253,11 @@ def shapes_row(place: Place, step: Step, source: Source, reason: str) -> ChipAdv
     )
 
 
-def _helps(step: Step, place: Place) -> Helps:
-    """Whether a measure helps, and the chip's compiler takes it."""
-    numbers = re.findall(r"\d+", installed(["libtpu"]).get("libtpu", ""))
-    libtpu = tuple(int(number) for number in numbers)
-
-    def helps(taken: Measures, measure: Measure) -> bool:
-        refused = place.platform == "tpu" and libtpu < measure.libtpu
-        return not refused and step.helps(taken, measure)
-
-    return helps
-
-
 def _least(place: Place, step: Step) -> tuple[Measures, Memory]:
     """The first state that fits, of all strategies and with more and more of what makes it smaller; or the smallest."""
     least: list[tuple[Measures, Memory]] = []
-    for ladder in ladders(place.policy, place.strategies, lambda strategy: 1, _helps(step, place)):
-        for (measures,) in ladder:
+    for ladder in step.ladders(place):
+        for measures in (stage[0] for stage in ladder if stage[0].micro_batches == 1):
             least.append((measures, step.state(place, measures)))
             if least[-1][1].fits:
                 return least[-1]
@@ -365,9 +315,10 @@ def _room(report: CompileReport, place: Place, fits: bool | None) -> list[str]:
 
 def _notes_on(measures: Measures, step: Step, place: Place) -> list[str]:
     notes = []
-    if measures.micro_batches > 1 and step.sees_batch:
+    sees_batch = step.outline.sees_batch
+    if measures.micro_batches > 1 and sees_batch:
         notes.append(
-            f"BatchNormalization ({step.sees_batch[0]} and others) computes its statistics over a micro-batch of "
+            f"BatchNormalization ({sees_batch[0]} and others) computes its statistics over a micro-batch of "
             f"{step.rows // (measures.micro_batches * place.devices)} rows, so the training differs."
         )
     if measures.micro_batches > 1:

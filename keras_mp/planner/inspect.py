@@ -8,14 +8,9 @@ from typing import Any
 
 import keras
 
-from keras_mp.backend.common.device import absent_chip
-from keras_mp.backend.common.lowered import UNATTRIBUTED, Lowered
-from keras_mp.conversion.other_precision import FP8, check_precision, in_precision, precision_of
-from keras_mp.lean.training_step import compiler_options
-from keras_mp.parallel.plan import Plan, plan_of
+from keras_mp.lowering import UNATTRIBUTED, Plan, Source, plan_of
 from keras_mp.planner.chips.targets import Target, find_target
 from keras_mp.planner.compile.compiler import compile_step
-from keras_mp.planner.compile.lower import build_without_values, lower_step
 from keras_mp.planner.read import findings
 from keras_mp.planner.read.collectives import Collective, CollectiveLayers, collectives
 from keras_mp.planner.read.compiled_step import CompiledStep
@@ -25,7 +20,6 @@ from keras_mp.planner.report.compile_report import CompileReport
 from keras_mp.planner.report.suggestions import suggest
 from keras_mp.planner.time.estimate import estimate, impossible, link_time
 from keras_mp.planner.time.step_time import step_time
-from keras_mp.precision.policy import asked_about
 
 
 def inspect(
@@ -70,7 +64,7 @@ def inspect(
             slice is not known, several chips are named without a strategy or one with it, or a float16 model is to run
             on TPUs.
         ImportError: If the target's compiler is not installed; the message is the command that installs it.
-        keras_mp.planner.compile.compiler.CompileError: If the compiler fails; the message says at what.
+        keras_mp.errors.CompileError: If the compiler fails; the message says at what.
 
     Examples:
         >>> import keras, keras_mp
@@ -82,92 +76,36 @@ def inspect(
         >>> report.matmuls[0].asked
         ('bfloat16', 'bfloat16')
     """
-    chip = find_target(target)
-    plan = _plan(chip, strategy)
-    build: Callable[[], Any] | None = None
-    if not isinstance(model, keras.Model) and callable(model):
-        build = model
-        with absent_chip(chip.traced):
-            model = build_without_values(build)
-    precisions = checked_precisions(compare, is_function=build is not None)
-    report = _report(model, batch, chip, training, flags, plan)
-    compared = {}
-    for precision in precisions:
-        if precision == report.precision:
-            compared[precision] = report
-        else:
-            if build:
-                with absent_chip(chip.traced), asked_about(precision):
-                    other = build_without_values(build)
-            else:
-                other = in_precision(model, precision)
-            compared[precision] = dataclasses.replace(
-                _report(other, batch, chip, training, flags, plan), precision=precision
-            )
-    return dataclasses.replace(report, compared=compared)
-
-
-def _plan(chips: Target, strategy: str | Plan | None) -> Plan | None:
-    if strategy is None and chips.chips > 1:
+    chip, source = find_target(target), Source(model)
+    if strategy is None and chip.chips > 1:
         raise ValueError(
-            f"target names {chips.chips} chips: pass strategy='data', 'fully_sharded' or 'tensor' to divide the step "
-            f"over them, or target={chips.name!r}"
+            f"target names {chip.chips} chips: pass strategy='data', 'fully_sharded' or 'tensor' to divide the step "
+            f"over them, or target={chip.name!r}"
         )
-    if strategy is not None and chips.chips == 1:
-        raise ValueError(f"strategy={strategy!r} divides a step over several chips: name them, target='{chips.name}x4'")
-    return None if strategy is None else plan_of(strategy, chips.devices, chips.topology)
+    if strategy is not None and chip.chips == 1:
+        raise ValueError(f"strategy={strategy!r} divides a step over several chips: name them, target='{chip.name}x4'")
+    plan = None if strategy is None else plan_of(strategy, chip.devices, chip.topology)
+    precisions = source.check_precisions(compare)
 
+    def report_in(policy: str = "") -> CompileReport:
+        step = source.lower(batch, chip.traced, policy=policy, training=training, plan=plan)
+        compiled = compile_step(step, chip, {**step.flags, **(flags or {})})
+        return report_on(compiled, policy or step.precision, training=training, plan=plan)
 
-def checked_precisions(compare: Sequence[str], *, is_function: bool) -> list[str]:
-    """The names of precisions to compare with.
-
-    Args:
-        compare: the names of other precisions, as for `inspect`.
-        is_function: whether a function builds the model.
-
-    Raises:
-        ValueError: If a name is not known, or is "fp8" and a function builds the model.
-    """
-    precisions = [check_precision(name) for name in ([compare] if isinstance(compare, str) else compare)]
-    if FP8 in precisions and is_function:
-        raise ValueError("compare='fp8' needs a model: a function that builds one in FP8 can be inspected by itself")
-    return precisions
-
-
-def _report(
-    model: keras.Model, batch: Any, target: Target, training: bool, flags: dict[str, Any] | None, plan: Plan | None
-) -> CompileReport:
-    lowered = lower_step(model, batch, training=training, chip=target.traced, plan=plan)
-    if target.platform == "cpu":
-        flags = {**compiler_options(model), **(flags or {})}
-    return report_of(lowered, target, precision_of(model), training=training, flags=flags, plan=plan)
-
-
-def report_of(
-    lowered: Lowered,
-    target: Target,
-    precision: str,
-    *,
-    training: bool = True,
-    flags: dict[str, Any] | None = None,
-    plan: Plan | None = None,
-    until: str = "code",
-) -> CompileReport:
-    """Compiles a lowered step and reads the result; it needs no model, and can run in any thread.
-
-    Args:
-        lowered: the step, of one device or of a plan's.
-        target: the target to compile for.
-        precision: the precision of the model, for the report.
-        training: whether it is a training step.
-        flags, plan: the flags and the plan, as for `inspect`, and as the step was lowered.
-        until: the stage that the compiler goes to, as for `keras_mp.planner.compile.compiler.compile_step`.
-    """
-    return report_on(compile_step(lowered, target, flags, until), precision, training=training, plan=plan)
+    report = report_in()
+    others = {name: report if name == report.precision else report_in(name) for name in precisions}
+    return dataclasses.replace(report, compared=others)
 
 
 def report_on(step: CompiledStep, precision: str, *, training: bool = True, plan: Plan | None = None) -> CompileReport:
-    """Reads a compiled step: products, memory, casts, collectives, times, advice; the arguments are `report_of`'s."""
+    """Reads a compiled step: products, memory, casts, collectives, times, advice. It can run in any thread.
+
+    Args:
+        step: the compiled step, of one device or of a plan's.
+        precision: the precision of the model, for the report.
+        training: whether it is a training step.
+        plan: the plan that it was lowered with.
+    """
     target, module, chip, refused = step.target, step.module, step.target.chip, step.refused
     devices = plan.size if plan else 1
     matmuls, memory, sensitive = join(step), measure(step), findings.sensitive(step)

@@ -160,7 +160,7 @@ def test_keras_and_kerashub_find_the_chip_of_the_scope_and_other_threads_this_ma
 
 @only_jax
 def test_a_model_that_was_lowered_for_one_chip_is_lowered_anew_for_another():
-    from keras_mp.planner.compile.lower import lower_step
+    from keras_mp.lowering import lower_step
 
     x = keras.Input((256, 128), dtype="bfloat16")
     attention = keras.layers.MultiHeadAttention(2, 64, dtype="bfloat16")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.structure import Code, changes_of, listed, measures_of, not_listed
+from benchmarks.structure import Code, changes_of, listed, measures_of, modules_of, not_listed, taken_by_planner
 
 FILES = {
     "keras_mp/__init__.py": "",
@@ -118,10 +118,30 @@ def test_lines_files_rooms_and_names_are_counted(package):
     # model, above step and backend
     assert measures["rooms: folders, and files on the root"] == 3
     assert measures["floors: the longest chain of imports, of rooms"] == 2
+    assert measures["modules in a circle of imports"] == measures["planner: lines"] == 0
     # Of `change` it is the package, which makes it public.
     assert measures["modules with exactly one importer"] == 3
     # LIMIT, Scale, grow; update; Base, Step, and six functions
     assert measures["public names at the top of modules"] == 3 + 1 + 8
+
+
+def test_the_planner_takes_what_is_in_its_door_and_the_door_is_narrow():
+    taken = taken_by_planner(modules_of(Path(__file__).parents[2]))
+    assert {module for module, _ in taken} == {"keras_mp.lowering"} and len(taken) <= 15
+
+
+def test_circles_and_what_the_planner_takes_are_counted(package):
+    (package / "keras_mp/planner").mkdir()
+    (package / "keras_mp/planner/__init__.py").write_text("from keras_mp.planner.other import a\n")
+    (package / "keras_mp/planner/other.py").write_text(
+        "from keras_mp import planner\n"
+        "from keras_mp.reporting import text\n"
+        "from keras_mp.step.scale import LIMIT\n"
+        "a = 1\n"
+    )
+    measures = measures_of(package)
+    assert (measures["modules in a circle of imports"], measures["planner: names that it takes from the kit"]) == (2, 1)
+    assert (measures["planner: files"], measures["planner: lines"]) == (2, 5)
 
 
 def test_changes_of_keras_are_seen_however_they_are_written(package):

@@ -13,7 +13,7 @@ from keras import ops
 import keras_mp
 from keras_mp.backend.common.device import TracedChip
 from keras_mp.lean.attention import attention
-from keras_mp.planner.compile.lower import lower_step
+from keras_mp.lowering import lower_step
 from keras_mp.planner.read.program import read_module
 
 JAX = keras.backend.backend() == "jax"

@@ -10,7 +10,7 @@ from twins import twin
 
 import keras_mp
 from keras_mp.backend.common.device import TracedChip
-from keras_mp.planner.compile.lower import lower_step
+from keras_mp.lowering import lower_step
 from keras_mp.planner.read.program import read_module
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from shapes_alone import shapes_alone
 
 import keras_mp
 from keras_mp.fp8.selection import decide
-from keras_mp.planner.compile.lower import build_without_values
+from keras_mp.lowering import Source
 from keras_mp.stability.sensitive import sensitive_layers
 from models.llama import SIZES, LlamaSize, Scaling, frequencies, llama
 
@@ -68,7 +68,7 @@ def test_in_16_bits(precision, tmp_path):
 @pytest.mark.parametrize("size, parameters", [("llama3-8b", 8_030_261_248), ("llama3.2-1b", 1_235_814_400)])
 def test_parameters_are_those_published(size, parameters):
     with shapes_alone():
-        model = build_without_values(lambda: llama(size))
+        model = Source(lambda: llama(size)).build()
     assert model.count_params() == parameters
 
 

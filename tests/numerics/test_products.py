@@ -9,7 +9,7 @@ from keras import layers
 import keras_mp
 from keras_mp import audit
 from keras_mp.backend.common.device import TracedChip
-from keras_mp.planner.compile.lower import lower_step
+from keras_mp.lowering import lower_step
 from keras_mp.planner.read.program import read, read_module
 from models.gpt import gpt
 from models.transformer import Size

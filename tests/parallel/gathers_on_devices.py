@@ -22,8 +22,8 @@ from keras_mp import fp8
 from keras_mp.backend.common.device import TracedChip
 from keras_mp.backend.jax.part import AXIS, Part
 from keras_mp.fp8.scaled_product import matmul
+from keras_mp.lowering import lower_step
 from keras_mp.parallel.plan import Rows
-from keras_mp.planner.compile.lower import lower_step
 from recipes.language_model import batches, build
 
 DEVICES = 8

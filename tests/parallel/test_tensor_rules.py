@@ -6,9 +6,9 @@ import pytest
 
 import keras_mp
 from keras_mp.backend.common.device import TracedChip
+from keras_mp.lowering import lower_step
 from keras_mp.parallel.plan import Plan
 from keras_mp.parallel.split_rules import check_rules, rules_of_layout_map, takes_rules, with_rules_of
-from keras_mp.planner.compile.lower import lower_step
 from models.gpt import gpt
 from models.llama import LlamaSize, llama
 from models.resnet import resnet_cifar

@@ -7,10 +7,11 @@ import pytest
 
 import keras_mp
 from keras_mp.backend.common.device import TracedChip
+from keras_mp.lowering import lower_step
 from keras_mp.planner.chips.targets import find_target
 from keras_mp.planner.compile import compiler as compile
-from keras_mp.planner.compile.lower import lower_step
-from keras_mp.planner.inspect import report_of
+from keras_mp.planner.compile.compiler import compile_step
+from keras_mp.planner.inspect import report_on
 from keras_mp.planner.read.compiler_memory import assigned_memory
 
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
@@ -45,7 +46,7 @@ def test_for_gpus_memory_is_that_of_the_finished_program(monkeypatch, tmp_path):
     keras_mp.set_global_policy(policy)
     step, target = lowered("cuda"), find_target(chip)
     # In this order: a step that was compiled to the end is not compiled again for its memory.
-    early, whole = (report_of(step, target, policy, until=until) for until in ("memory", "code"))
+    early, whole = (report_on(compile_step(step, target, until=until), policy) for until in ("memory", "code"))
     assert (early.memory, early.matmuls, early.time) == (whole.memory, whole.matmuls, whole.time)
     assert (early.roofline, early.cast_kernels) == (whole.roofline, whole.cast_kernels)
     assert early.log != whole.log
@@ -57,7 +58,7 @@ def test_for_gpus_memory_is_that_of_the_finished_program(monkeypatch, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(blind)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("KERAS_MP_CACHE", str(tmp_path / "statistics"))
-    memory, said = early.memory, report_of(step, target, policy).memory
+    memory, said = early.memory, report_on(compile_step(step, target), policy).memory
     names = ("arguments", "outputs", "aliased", "temporary", "largest")
     assert [getattr(memory, name) for name in names] == [getattr(said, name) for name in names]
     # Its peak leaves out gaps between arrays.
@@ -95,7 +96,9 @@ def test_memory_is_what_libtpu_says_of_its_program(monkeypatch, tmp_path):
     keras_mp.set_global_policy("mixed_bfloat16")
     step, chip = lowered(), find_target("v5e")
     # In this order: a step that was compiled to the end is not compiled again for its memory.
-    until_memory, until_code = (report_of(step, chip, "mixed_bfloat16", until=until) for until in ("memory", "code"))
+    until_memory, until_code = (
+        report_on(compile_step(step, chip, until=until), "mixed_bfloat16") for until in ("memory", "code")
+    )
     memory = until_code.memory
     with open(until_code.log) as log:
         said = sizes_in(log.read())

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.planner import chips_table
 from benchmarks.planner.chips_table import PRECISIONS, STEPS, Step, has_hardware, kept, lower, row
-from keras_mp.planner.chips.targets import traced
+from keras_mp.lowering import traced
 from keras_mp.precision.chip import GpuDescription
 from keras_mp.precision.chips import CHIPS
 

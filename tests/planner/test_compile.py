@@ -9,10 +9,10 @@ import pytest
 from steps import tensor
 
 from keras_mp.backend.common.device import TracedChip
+from keras_mp.lowering import lower_step
 from keras_mp.planner.chips.targets import Target, find_target
 from keras_mp.planner.compile import compiler as compiling
 from keras_mp.planner.compile.compiler import CompileError, compile_step
-from keras_mp.planner.compile.lower import lower_step
 from keras_mp.system.packages import install_command
 
 

@@ -4,7 +4,7 @@ import keras
 import pytest
 
 import keras_mp
-from keras_mp.planner.chips.targets import availability, find_target
+from keras_mp.planner.chips.targets import find_target, missing_compiler
 
 pytestmark = [
     pytest.mark.jax,
@@ -16,9 +16,8 @@ BOOLEANS = BATCH * HEADS * 128 * LENGTH  # of a block of rows; as words they are
 
 
 def temporary(build, batch):
-    compiler = availability(find_target("h100"))
-    if not compiler.ok:
-        pytest.skip(compiler.reason)
+    if missing := missing_compiler(find_target("h100")):
+        pytest.skip(missing)
     with keras_mp.set_global_policy("mixed_bfloat16"):
         return keras_mp.inspect(build, batch, target="h100").memory.temporary
 

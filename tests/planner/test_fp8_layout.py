@@ -9,9 +9,9 @@ from steps import tensor
 
 from keras_mp.backend.common.device import TracedChip
 from keras_mp.layers import Float8Dense
+from keras_mp.lowering import lower_step
 from keras_mp.planner.chips.targets import find_target
 from keras_mp.planner.compile.compiler import compile_step
-from keras_mp.planner.compile.lower import lower_step
 from keras_mp.system.packages import installed
 
 ROWS, INPUTS, OUTPUTS = 1024, 512, 2048

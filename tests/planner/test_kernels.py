@@ -9,9 +9,10 @@ import pytest
 from keras import layers
 
 from keras_mp import backend
+from keras_mp.lowering import lower_step
 from keras_mp.planner.chips.targets import find_target
-from keras_mp.planner.compile.lower import lower_step
-from keras_mp.planner.inspect import report_of
+from keras_mp.planner.compile.compiler import compile_step
+from keras_mp.planner.inspect import report_on
 from keras_mp.planner.read.hlo import parse
 from keras_mp.planner.read.matmuls import seconds
 from keras_mp.planner.time.estimate import Roofline, impossible
@@ -151,7 +152,7 @@ def test_no_product_around_a_kernel_is_lost_and_the_kernel_has_its_layer_and_tim
     size = keras.KerasTensor((BATCH, LENGTH, HEADS * FEATURES))
     chip = find_target(target)
     step = lower_step(attention_model(), (size, size), training=True, chip=chip.traced)
-    report = report_of(step, chip, "mixed_bfloat16")
+    report = report_on(compile_step(step, chip), "mixed_bfloat16")
     mine = [matmul for matmul in report.matmuls if matmul.kind == "kernel"]
     assert {(matmul.layer, matmul.kernel, matmul.operands) for matmul in mine} == {("attention", kernel, "bfloat16")}
     assert [matmul.role for matmul in mine] == ["forward", *["input gradient"] * (len(mine) - 1)]

@@ -13,7 +13,7 @@ import json, time
 import keras
 from keras_mp.backend import peak_memory_bytes
 from keras_mp.backend.common.device import TracedChip
-from keras_mp.planner.compile.lower import build_without_values, lower_step
+from keras_mp.lowering import Source, lower_step
 from models.gpt import gpt
 from models.transformer import Size
 
@@ -24,7 +24,7 @@ def build():
     return model
 
 started = time.monotonic()
-model = build_without_values(build)
+model = Source(build).build()
 tokens = keras.KerasTensor((1, 2048), "int32")
 lower_step(model, (tokens, tokens), training=True, chip=TracedChip("tpu"))
 print(json.dumps([model.count_params(), time.monotonic() - started, peak_memory_bytes()]))

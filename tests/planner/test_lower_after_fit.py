@@ -6,7 +6,7 @@ import pytest
 
 import keras_mp
 from keras_mp.backend.common.device import TracedChip
-from keras_mp.planner.compile.lower import lower_step
+from keras_mp.lowering import lower_step
 from keras_mp.planner.compile.program_hash import program_hash
 
 

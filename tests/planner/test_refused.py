@@ -6,11 +6,11 @@ import keras
 import pytest
 
 import keras_mp
+from keras_mp.lowering import Source
 from keras_mp.planner.chips.place import find_place
 from keras_mp.planner.fit.figures import pressure
 from keras_mp.planner.fit.measures import Measures
-from keras_mp.planner.fit.source import Source
-from keras_mp.planner.fit.step import Step
+from keras_mp.planner.fit.step import Question, Step
 from keras_mp.planner.read.compiler_memory import Refusal, refusal_in
 
 JAX = pytest.mark.skipif(
@@ -76,7 +76,8 @@ def test_a_step_that_the_compiler_for_tpus_refuses_is_reported():
 @pytest.mark.slow
 def test_advise_takes_the_report_of_a_refusal():
     place = find_place("v5e")
-    report = Step(Source(build), batch(1_000_000), place.traced).compiler(place, Measures("float32"))().report
+    step, question = Step(Source(build), batch(1_000_000), place.traced), Question(place, Measures("float32"))
+    report = step.compile(question, step.lower(question)).report
     there = keras_mp.inspect(build(), batch(1_000_000), "v5e")
     assert report.memory == there.memory and not report.memory.fits
     assert pressure(report.memory, report.memory.capacity) > 1

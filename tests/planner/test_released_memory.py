@@ -4,7 +4,7 @@ import keras
 import pytest
 
 import keras_mp
-from keras_mp.planner.chips.targets import availability, find_target
+from keras_mp.planner.chips.targets import find_target, missing_compiler
 
 pytestmark = [pytest.mark.jax, pytest.mark.slow]
 WIDTH, LAYERS = 1024, 8
@@ -12,9 +12,8 @@ KERNEL = 2 * WIDTH * WIDTH  # bytes, in bfloat16
 
 
 def memory(**settings):
-    compiler = availability(find_target("h100"))
-    if not compiler.ok:
-        pytest.skip(compiler.reason)
+    if missing := missing_compiler(find_target("h100")):
+        pytest.skip(missing)
 
     def build():
         layers = [keras.layers.Dense(WIDTH, "gelu", use_bias=False) for _ in range(LAYERS)]

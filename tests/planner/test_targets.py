@@ -4,7 +4,8 @@ import re
 import pytest
 
 from keras_mp.backend.common.device import absent_chip
-from keras_mp.planner.chips.targets import availability, find_target, target_names, traced
+from keras_mp.lowering import traced
+from keras_mp.planner.chips.targets import find_target, missing_compiler, target_names
 from keras_mp.precision.chips import CHIPS
 from keras_mp.precision.hardware import current_device
 from keras_mp.precision.policy import choose_policy
@@ -52,14 +53,13 @@ def test_unknown():
 def test_what_is_missing_is_said_with_the_command(monkeypatch, name, module):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None if wanted == module else find_spec(wanted))
-    support = availability(find_target(name))
-    assert not support.ok
-    assert module in support.reason and install_command("inspect") in support.reason
+    missing = missing_compiler(find_target(name))
+    assert module in missing and install_command("inspect") in missing
 
 
 @pytest.mark.parametrize("name", ["h100", "v5e", "host"])
 def test_all_is_there(name):
-    assert availability(find_target(name)).ok
+    assert not missing_compiler(find_target(name))
 
 
 @pytest.mark.parametrize("name", target_names())

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from keras_mp.backend.common.device import TracedChip
-from keras_mp.parallel.plan import Plan, plan_of
-from keras_mp.planner.chips.targets import HOST_TITLE, Target, availability, find_target, is_host, traced
-from keras_mp.precision.chip import Chip
-from keras_mp.precision.chips import parse_target
-from keras_mp.precision.hardware import Device, Support, support
-from keras_mp.precision.policy import CHOICES, COMPUTES_IN
+import keras
+
+from keras_mp.lowering import Plan, TracedChip, plan_of, policy_on, traced
+from keras_mp.planner.chips.targets import HOST_TITLE, Target, find_target, is_host, missing_compiler
+from keras_mp.precision.chips import Chip, parse_target
 
 
 @dataclass(frozen=True)
@@ -87,21 +85,21 @@ class Place:
         return replace(target, chip=self.chip)
 
     @property
-    def compiler(self) -> Support:
-        """Whether a step can be compiled for it here, and if not, why."""
+    def obstacle(self) -> str:
+        """Why no step can be compiled for it here; "" where one can."""
+        if self.devices > 1 and keras.backend.backend() != "jax":
+            return "A step on several devices is compiled on JAX only: KERAS_BACKEND=jax."
         if self.chip.compiler is None:
-            return Support(False, f"No compiler that can be installed takes {self.chip.title}.")
+            return f"No compiler that can be installed takes {self.chip.title}."
         try:
-            return availability(self.target)
+            return missing_compiler(self.target)
         except ValueError as error:
-            return Support(False, f"A step on {self.title} cannot be compiled: {error}.")
+            return f"A step on {self.title} cannot be compiled: {error}."
 
     @property
     def policy(self) -> str:
-        """The precision in which training pays on the chip: bfloat16 if it has it, else float16, else float32."""
-        kind = "tpu" if self.platform == "tpu" else "gpu"
-        device = Device(kind, self.chip.title, self.chip.architecture, self.chip)
-        return next(policy for policy in CHOICES if support(COMPUTES_IN[policy], device).ok)
+        """The policy in which training pays on the chip."""
+        return policy_on(self.chip)
 
 
 def find_place(name: str, strategy: str = "") -> Place:

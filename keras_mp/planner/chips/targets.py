@@ -6,9 +6,8 @@ import importlib.util
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_mp.backend.common.device import CUDNN, TracedChip, capability_of
+from keras_mp.lowering import CUDNN, TracedChip, traced
 from keras_mp.precision.chips import CHIPS, Chip, GpuDescription, TpuSlices, nearest_hint, target_in
-from keras_mp.precision.hardware import Support
 from keras_mp.system.packages import install_command
 
 HOST_TITLE = "this machine's CPU"
@@ -55,7 +54,7 @@ class Target:
     @property
     def traced(self) -> TracedChip:
         """The chip as Keras finds it when a step is traced there."""
-        return TracedChip("cpu") if self.chip is None else traced(self.chip)
+        return traced(self.chip)
 
     @property
     def libraries(self) -> dict[str, str]:
@@ -66,16 +65,6 @@ class Target:
     def title(self) -> str:
         """The name that people use."""
         return self.chip.title if self.chip else HOST_TITLE
-
-
-def traced(chip: Chip) -> TracedChip:
-    """The chip as a runtime shows it to a program: its platform, compute capability and name."""
-    if chip.vendor == "google":
-        kind = chip.device_kinds[0] if chip.device_kinds else f"tpu {chip.name}"
-        return TracedChip("tpu", None, kind.replace("tpu", "TPU"))
-    name = chip.compiler.device_name if isinstance(chip.compiler, GpuDescription) else chip.title
-    kind = name if chip.vendor != "nvidia" or name.startswith("NVIDIA") else f"NVIDIA {name}"
-    return TracedChip("gpu", capability_of(chip.architecture), kind)
 
 
 def target_names() -> list[str]:
@@ -116,9 +105,10 @@ def find_target(name: str) -> Target:
         topology = f"1x1x{chips}" if chips > 1 else ""
         configuration = _configuration(chip.compiler, chip.architecture)
         return Target(chip.name, "cuda", chip, topology, configuration, flags, chips)
+    too_old = f" (compute capability {chip.architecture}): the one for CUDA 13 begins with 7.5"
     raise ValueError(
-        f"target={name!r} is not known: no compiler that can be installed takes {chip.title}{_too_old(chip)}. "
-        f"Known: {', '.join(known)}."
+        f"target={name!r} is not known: no compiler that can be installed takes {chip.title}"
+        f"{too_old if chip.vendor == 'nvidia' else ''}. Known: {', '.join(known)}."
     )
 
 
@@ -135,24 +125,14 @@ def _check_number(name: str, chip: Chip, chips: int, sizes: tuple[int, ...], sev
         )
 
 
-def availability(target: Target) -> Support:
-    """Tells whether the target's compiler is installed, and if not, the command that installs it."""
+def missing_compiler(target: Target) -> str:
+    """Says which packages the target's compiler lacks, and the command that installs them; "" where it is installed."""
     needed = {"cpu": ["jax"], "tpu": ["jax", "libtpu"], "cuda": ["jax", "jax_cuda13_plugin"]}[target.platform]
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
-        return Support(
-            False,
-            f"To compile for {target.title} here, {' and '.join(missing)} must be installed: "
-            f"{install_command('inspect')}.",
-        )
-    return Support(True, f"The compiler for {target.title} is installed.")
-
-
-def _too_old(chip: Chip) -> str:
-    """Why the compiler for CUDA 13 does not take an NVIDIA GPU."""
-    if chip.vendor != "nvidia":
+    if not missing:
         return ""
-    return f" (compute capability {chip.architecture}): the one for CUDA 13 begins with 7.5"
+    packages = " and ".join(missing)
+    return f"To compile for {target.title} here, {packages} must be installed: {install_command('inspect')}."
 
 
 def _configuration(gpu: GpuDescription, capability: str) -> str:

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from keras_mp.backend.common.lowered import CompileError, Lowered
-from keras_mp.planner.chips.targets import Target, availability
+from keras_mp.lowering import CompileError, Lowered
+from keras_mp.planner.chips.targets import Target, missing_compiler
 from keras_mp.planner.read.asked import asked_in
 from keras_mp.planner.read.compiled_step import CompiledStep
 from keras_mp.planner.read.compiler_memory import WRITTEN, refusal_in
@@ -56,9 +56,8 @@ def compile_step(
         ImportError: If the target's compiler is not installed; the message is the command that installs it.
         CompileError: If the compiler fails, but for a step that is larger than the chip's memory.
     """
-    available = availability(target)
-    if not available.ok:
-        raise ImportError(available.reason)
+    if missing := missing_compiler(target):
+        raise ImportError(missing)
     from keras_mp.planner.compile.program_hash import step_hash  # imports JAX, on TensorFlow too
 
     versions = installed(_PACKAGES)

@@ -12,7 +12,7 @@ from typing import Any
 
 from jax._src.lib.mlir import ir
 
-from keras_mp.backend.common.lowered import Lowered
+from keras_mp.lowering import Lowered
 from keras_mp.planner.read.program import read_module
 
 _SYMBOL = re.compile(r'@("(?:[^"\\]|\\.)*"|[\w$.-]+)')
@@ -30,7 +30,7 @@ def program_hash(module: bytes) -> str:
     """Hashes a module: each operation by its attributes, its types, its regions and the hashes of its operands."""
     parsed = read_module(module)
     with parsed.context:
-        hashing = _Hashing({_name_of(operation): operation for operation in parsed.body.operations})
+        hashing = _Hashing({ir.StringAttr(one.attributes[_NAME]).value: one for one in parsed.body.operations})
         return _digest("module", *hashing.attributes(parsed.operation), hashing.symbol("main"))
 
 
@@ -85,10 +85,6 @@ class _Hashing:
     def _named(self, match: re.Match[str]) -> str:
         name = match[1].strip('"')
         return self.symbol(name) if name in self._symbols else match[0]
-
-
-def _name_of(operation: Any) -> str:
-    return ir.StringAttr(operation.attributes[_NAME]).value
 
 
 def _digest(*parts: str) -> str:

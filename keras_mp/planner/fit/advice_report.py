@@ -132,13 +132,50 @@ class AdviceReport(Report):
         return values
 
     def _html(self) -> str:
-        return _page(self)
+        parts = [
+            f"<h1>Which chip holds {escape(self.model)}</h1>",
+            f"<p>{escape(_headline(self))}</p>",
+            _fitting(self).html(),
+            table(_COLUMNS, [line for row in self.rows for line in _lines(row)], numbers=range(3, len(_COLUMNS))),
+            "<h2>Memory of one device, by the memory it has</h2>",
+            _picture(self),
+            "<h2>What makes it fit</h2>",
+        ]
+        for row in self.rows:
+            code = f"<pre><code>{escape(chr(10).join(row.code))}</code></pre>" if row.code else ""
+            notes = "".join(f"<p>{escape(note)}</p>" for note in row.notes)
+            parts.append(f"<h3>{escape(row.title)}</h3><p>{escape(_sentence(row))}</p>{code}{notes}")
+            if row.report is not None:
+                parts.append(folded(f"The step on {row.title}", "".join(part.html() for part in answer(row.report))))
+        notes = "".join(f"<p>{escape(note)}</p>" for note in _notes(self))
+        parts.append(folded("Notes", notes))
+        return document(f"Which chip holds {self.model}", parts)
 
     def _answer(self) -> list[Sentence]:
-        return _answered(self)
+        """Which chips hold the step, and with what; then the lines that do it, chip by chip."""
+        said = [Sentence(self.model, _headline(self)), _fitting(self)]
+        taken = accumulate(len(_lines(row)) for row in self.rows)
+        shown = max(1, sum(lines <= _MOST_LINES for lines in taken))
+        said.append(Sentence("", "", below=_chips(self.rows[:shown], _NARROW)))
+        if len(self.rows) > shown:
+            said.append(Sentence("", f"and {len(self.rows) - shown} chips more"))
+        for place, row in enumerate(self.rows):
+            said.append(Sentence("", _sentence(row), row.code, rank=1 + place))
+        return said
 
     def _tables(self) -> dict[str, list[RenderableType]]:
-        return _tabled(self)
+        changes: list[RenderableType] = []
+        for row in self.rows:
+            changes += [Sentence("", _sentence(row), row.code), *(Sentence("Note", note) for note in row.notes)]
+        steps: list[RenderableType] = [Group(*answer(row.report)) for row in self.rows if row.report is not None]
+        notes = [Sentence("Note", note) for note in _notes(self)]
+        tables: dict[str, list[RenderableType]] = {
+            "chips": [_chips(self.rows, _COLUMNS)],
+            "changes": changes,
+            "steps": steps,
+            "notes": [*notes],
+        }
+        return {name: parts for name, parts in tables.items() if parts}
 
 
 _COLUMNS = (
@@ -150,19 +187,6 @@ _RIGHT = _COLUMNS[3:]
 _MOST_LINES = 12  # of the table
 # What the column "measures" says of a set of them.
 _CHANGES = {PLAIN: "none", SAME: "same result", TIME: "slower", OTHER: "other training"}
-
-
-def _answered(report: AdviceReport) -> list[Sentence]:
-    """Which chips hold the step, and with what; then the lines that do it, chip by chip."""
-    said = [Sentence(report.model, _headline(report)), _fitting(report)]
-    taken = accumulate(len(_lines(row)) for row in report.rows)
-    shown = max(1, sum(lines <= _MOST_LINES for lines in taken))
-    said.append(Sentence("", "", below=_chips(report.rows[:shown], _NARROW)))
-    if len(report.rows) > shown:
-        said.append(Sentence("", f"and {len(report.rows) - shown} chips more"))
-    for place, row in enumerate(report.rows):
-        said.append(Sentence("", _sentence(row), row.code, rank=1 + place))
-    return said
 
 
 def _fitting(report: AdviceReport) -> Sentence:
@@ -185,21 +209,6 @@ def _chips(rows: Sequence[ChipAdvice], names: Sequence[str]) -> ColumnTable:
     cells = [[line[place] for place in places] for row in rows for line in _lines(row)]
     right = [name for name in names if name in _RIGHT]
     return ColumnTable("Memory of one device", names, _NARROW, right, cells)
-
-
-def _tabled(report: AdviceReport) -> dict[str, list[RenderableType]]:
-    changes: list[RenderableType] = []
-    for row in report.rows:
-        changes += [Sentence("", _sentence(row), row.code), *(Sentence("Note", note) for note in row.notes)]
-    steps: list[RenderableType] = [Group(*answer(row.report)) for row in report.rows if row.report is not None]
-    notes = [Sentence("Note", note) for note in _notes(report)]
-    tables: dict[str, list[RenderableType]] = {
-        "chips": [_chips(report.rows, _COLUMNS)],
-        "changes": changes,
-        "steps": steps,
-        "notes": [*notes],
-    }
-    return {name: parts for name, parts in tables.items() if parts}
 
 
 def _notes(report: AdviceReport) -> list[str]:
@@ -262,28 +271,6 @@ def _sentence(row: ChipAdvice) -> str:
     text += f". {row.reason}" if row.reason else "."
     text += f" On the host: {on_host(row.report)}" if row.report is not None and row.memory.host else ""
     return text + ("" if row.how == COMPILED else f" (From {row.how}.)")
-
-
-def _page(report: AdviceReport) -> str:
-    """The page as text."""
-    parts = [
-        f"<h1>Which chip holds {escape(report.model)}</h1>",
-        f"<p>{escape(_headline(report))}</p>",
-        _fitting(report).html(),
-        table(_COLUMNS, [line for row in report.rows for line in _lines(row)], numbers=range(3, len(_COLUMNS))),
-        "<h2>Memory of one device, by the memory it has</h2>",
-        _picture(report),
-        "<h2>What makes it fit</h2>",
-    ]
-    for row in report.rows:
-        code = f"<pre><code>{escape(chr(10).join(row.code))}</code></pre>" if row.code else ""
-        notes = "".join(f"<p>{escape(note)}</p>" for note in row.notes)
-        parts.append(f"<h3>{escape(row.title)}</h3><p>{escape(_sentence(row))}</p>{code}{notes}")
-        if row.report is not None:
-            parts.append(folded(f"The step on {row.title}", "".join(part.html() for part in answer(row.report))))
-    notes = "".join(f"<p>{escape(note)}</p>" for note in _notes(report))
-    parts.append(folded("Notes", notes))
-    return document(f"Which chip holds {report.model}", parts)
 
 
 def _picture(report: AdviceReport) -> str:

@@ -1,32 +1,46 @@
-"""The cheapest set of measures that fits, in few compiles."""
+"""The cheapest set of measures that fits, in few compiles: which one, or what must be known first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from keras_mp.planner.fit.measures import Measures, Stage
-
-# Yields a set of measures; the answer is the step's temporary memory by the room for it beside the state: it fits at 1
-# or below. Returns the set that was looked for, or None.
-Search = Generator[Measures, float, Measures | None]
-_Asked = Generator[Measures, float, float]
-_Ask = Callable[[Measures], _Asked]
 
 # Where the plain step needs more than this times the room, it is first asked whether anything fits at all.
 HOPELESS = 4.0
 
 
-def search(ladders: Iterable[Sequence[Stage]]) -> Search:
-    """Looks for the first set that fits in one ladder after another, and asks for as few as it can.
+class Unanswered(LookupError):
+    """The search cannot go on without the answer for a set of measures."""
+
+    def __init__(self, measures: Measures) -> None:
+        super().__init__(measures.words)
+        self.measures = measures
+
+
+class Answers(dict[Measures, float]):
+    """What is known of sets: a step's temporary memory by the room for it beside the state; at 1 or below it fits."""
+
+    def __missing__(self, measures: Measures) -> float:
+        raise Unanswered(measures)
+
+
+def cheapest(ladders: Iterable[Sequence[Stage]], answers: Answers) -> Measures | None:
+    """Finds the first set that fits in one ladder after another.
+
+    It starts anew with each answer, and comes to the same place: what it needs next depends on the answers alone.
 
     Args:
         ladders: the ladders of the strategies, the cheapest first.
+        answers: the answers that are known so far.
+
+    Returns:
+        The set, or None where none fits.
+
+    Raises:
+        Unanswered: If an answer is missing; it has the set to ask for.
     """
-    for ladder in ladders:
-        measures = yield from climb(ladder)
-        if measures is not None:
-            return measures
-    return None
+    return next(filter(None, (climb(ladder, answers) for ladder in ladders)), None)
 
 
 def beginning_with(first: Measures, ladders: Iterable[Sequence[Stage]]) -> Iterator[Sequence[Stage]]:
@@ -45,7 +59,8 @@ def beginning_with(first: Measures, ladders: Iterable[Sequence[Stage]]) -> Itera
             yield [stage for stage in later if stage]
             continue
         for place, stage in enumerate(ladder):
-            starts = [index for index, one in enumerate(stage) if one.is_from(first)]
+            same = [one.micro_batches == first.micro_batches and {*first.names} <= {*one.names} for one in stage]
+            starts = [index for index, is_same in enumerate(same) if is_same]
             if starts:
                 rest = [stage[starts[0] + 1 :], *ladder[place + 1 :]]
                 is_reached = True
@@ -55,8 +70,8 @@ def beginning_with(first: Measures, ladders: Iterable[Sequence[Stage]]) -> Itera
         raise ValueError(f"{first.words}: no set of measures that is tried here has all of these")
 
 
-def climb(ladder: Sequence[Stage]) -> Search:
-    """Looks for the first set of the stages that fits.
+def climb(ladder: Sequence[Stage], answers: Answers) -> Measures | None:
+    """Finds the first set of the stages that fits.
 
     It takes for granted that memory falls within a stage; that a later stage with as many micro-batches needs no more
     than an earlier one; and that an Nth of the batch needs an Nth of the temporary memory or more. Where a compiler
@@ -64,57 +79,42 @@ def climb(ladder: Sequence[Stage]) -> Search:
 
     Args:
         ladder: the stages, as `keras_mp.planner.fit.measures.stages` lists them.
-
-    Yields:
-        A set to compile.
+        answers: the answers that are known so far.
 
     Returns:
         The set, or None where none fits.
+
+    Raises:
+        Unanswered: If an answer is missing.
     """
-    known: dict[Measures, float] = {}
-
-    def ask(measures: Measures) -> _Asked:
-        if measures not in known:
-            known[measures] = yield measures
-        return known[measures]
-
-    plain = yield from ask(ladder[0][0])
+    plain = before = answers[ladder[0][0]]  # `before` is the answer for the whole batch
     if plain <= 1:
         return ladder[0][0]
-    if plain > HOPELESS and not (yield from _any_fits(ladder, ask)):
-        return None
-    before = plain  # of one micro-batch
+    if plain > HOPELESS:
+        # Accumulated gradients may take more than a smaller batch saves: the two most saving sets.
+        alone = [stage[-1] for stage in ladder if stage[-1].micro_batches == 1]
+        divided = [stage[-1] for stage in ladder if stage[-1].micro_batches > 1]
+        if not any(answers[measures] <= 1 for measures in (*divided[-1:], *alone[-1:])):
+            return None
     for stage in ladder[1:]:
         if len(stage) == 1 and stage[0].micro_batches == 1:
-            before = yield from ask(stage[0])
+            before = answers[stage[0]]
             if before <= 1:
                 return stage[0]
-        else:
-            measures = yield from _first(stage, before, ask)
-            if measures is not None:
-                return measures
+        elif measures := _first(stage, before, answers):
+            return measures
     return None
 
 
-def _any_fits(ladder: Sequence[Stage], ask: _Ask) -> Generator[Measures, float, bool]:
-    """Whether one of the two most saving sets fits: accumulated gradients may take more than a smaller batch saves."""
-    alone = [stage[-1] for stage in ladder if stage[-1].micro_batches == 1]
-    divided = [stage[-1] for stage in ladder if stage[-1].micro_batches > 1]
-    for measures in (*divided[-1:], *alone[-1:]):
-        if (yield from ask(measures)) <= 1:
-            return True
-    return False
-
-
-def _first(stage: Stage, before: float, ask: _Ask) -> Search:
+def _first(stage: Stage, before: float, answers: Answers) -> Measures | None:
     """The first set of a stage that fits, by bisection; `before` is the answer for the whole batch."""
     stage = tuple(measures for measures in stage if measures.micro_batches >= before)
-    if not stage or (yield from ask(stage[-1])) > 1:
+    if not stage or answers[stage[-1]] > 1:
         return None
     low, high = 0, len(stage) - 1
     while low < high:
         middle = (low + high) // 2
-        if (yield from ask(stage[middle])) <= 1:
+        if answers[stage[middle]] <= 1:
             high = middle
         else:
             low = middle + 1

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from keras_mp.backend.common.lowered import Argument
-from keras_mp.parallel.plan import Plan
+from keras_mp.lowering import Argument, Plan
 from keras_mp.planner.fit.measures import Measures
 from keras_mp.planner.read.memory import Memory, sizes_by_kind
 from keras_mp.planner.report.compile_report import CompileReport
+
+# A model with more equal blocks than DEEP is asked about by models with so many. They take a compiler for GPUs as long
+# as one with twice their sum, because it compiles equal kernels once. With 2 a TPU's fetches weights further ahead, and
+# needs more memory than with 4.
+BLOCKS = (4, 8)
+DEEP = 2 * sum(BLOCKS)
 
 
 def state_of(memory: Memory) -> int:
@@ -100,15 +106,9 @@ def memory_by_shapes(arguments: Sequence[Argument], measures: Measures, plan: Pl
         parameters=weights,
         optimizer=optimizer,
         other=other,
-        activations=0,
         arguments=state,
-        outputs=0,
-        aliased=0,
-        temporary=0,
-        code=0,
         peak=state,
         capacity=capacity,
-        largest=(),
         host=kinds["host"],
     )
 
@@ -118,3 +118,17 @@ def _on_one_device(argument: Argument, plan: Plan | None) -> Argument:
         return argument
     axes = plan.axes_of(argument.path, argument.shape, argument.dtype)
     return replace(argument, parts=math.prod(plan.shape[plan.axes.index(axis)] for axis in axes if axis))
+
+
+def is_on_line(few: Counter[Any], many: Counter[Any], whole: Counter[Any], times: Fraction) -> bool:
+    """Whether a model has, of each kind of layer, what it has by the line through models with fewer blocks.
+
+    So a model whose config does not say all of it, as one with LoRA or frozen weights, is not on the line, nor is one
+    whose blocks alternate otherwise.
+
+    Args:
+        few, many, whole: `Outline.kinds` with few blocks, with more, and with all.
+        times: the number of times that the growth from few to many is added to reach all.
+    """
+    kinds = few | many | whole
+    return few != many and all(few[kind] + times * (many[kind] - few[kind]) == whole[kind] for kind in kinds)

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import keras
-
-from keras_mp.lean.blocks import find_blocks
-from keras_mp.lean.frozen import narrow_frozen
-from keras_mp.lean.lean_model import lean_rows, make_lean
-from keras_mp.loss_scaling.compiled_optimizer import change_optimizer
-from keras_mp.loss_scaling.inner_optimizer import check_can_release
-from keras_mp.loss_scaling.loss_scale import NoLossScale
-from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mp.precision.policy import PURE_BFLOAT16
+from keras_mp.lowering import Change, Source
 from keras_mp.reporting import remedies
 
 PLAIN, SAME, TIME, OTHER = "no measure", "computes the same", "costs time", "trains another way"
@@ -32,9 +22,10 @@ class Measure:
         name: the name that reports call it by.
         kind: `SAME`, `TIME` or `OTHER`.
         code: the line of a program that takes it.
-        apply: a function that takes it, in place; the number is that of micro-batches.
-        helps: whether a model has anything that it makes smaller; None where it is taken of what makes the weights and
-            the optimizer's slots smaller.
+        change: the function of the kit that takes it.
+        options: the arguments of that function, but for the number of micro-batches.
+        helps: the name in `Outline.helped` by which a model has something that it makes smaller; "" where that is told
+            by the sizes of the weights and the optimizer's slots.
         note: a sentence on what to know of it.
         includes: other measures, which the line takes, too.
         policy: the policy that the model is built under instead of the chip's policy; "" where that stays.
@@ -46,8 +37,9 @@ class Measure:
     name: str
     kind: str
     code: str
-    apply: Callable[[keras.Model, int], Any]
-    helps: Callable[[keras.Model], bool] | None = None
+    change: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    helps: str = ""
     note: str = ""
     includes: tuple[str, ...] = ()
     policy: str = ""
@@ -56,77 +48,66 @@ class Measure:
     libtpu: tuple[int, ...] = ()
 
 
-def _lean(model: keras.Model, *, remat: bool) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"make_lean\(", UserWarning)  # of what cannot be lean
-        make_lean(model, remat=remat)
-
-
-def _has_lean_form(model: keras.Model) -> bool:
-    return any(not row.lean and not row.reason for row in lean_rows(model))
-
-
-def _has_blocks(model: keras.Model) -> bool:
-    return bool(find_blocks(model)) and not any(row.kind == "block" for row in lean_rows(model))
-
-
-def _waits(model: keras.Model) -> bool:
-    """Whether the optimizer keeps all gradients until it has checked them, and need not."""
-    optimizer = model.optimizer
-    if not isinstance(optimizer, LossScaleOptimizer) or optimizer.loss_scale != NoLossScale():
-        return False
-    try:
-        check_can_release(optimizer.inner_optimizer, NoLossScale(release_gradients=True))
-    except ValueError:
-        return False
-    return True
-
-
-FLOAT8 = "float8"
-_STATES = remedies.STATES.format(dtype=FLOAT8)
+FLOAT8, BFLOAT16 = "float8", "bfloat16"
+_IN_8_BITS = {"state_dtype": FLOAT8}
 MEASURES = (
-    Measure("frozen in 16 bits", SAME, remedies.NARROW_FROZEN, lambda model, _: narrow_frozen(model)),
-    Measure("lean", SAME, remedies.LEAN, lambda model, _: _lean(model, remat=False), _has_lean_form),
+    Measure("frozen in 16 bits", SAME, remedies.NARROW_FROZEN, "narrow_frozen"),
+    Measure("lean", SAME, remedies.LEAN, "make_lean", helps="make_lean"),
     Measure(
-        *("remat", TIME, remedies.RECOMPUTE, lambda model, _: _lean(model, remat=True), _has_blocks),
+        "remat",
+        TIME,
+        remedies.RECOMPUTE,
+        "make_lean",
+        {"remat": True},
+        helps="remat",
         note="Remat computes the forward pass of each block again: about a third more operations.",
         includes=("lean",),
     ),
     Measure(
-        *(f"{FLOAT8} states", OTHER, _STATES, lambda model, _: change_optimizer(model, state_dtype=FLOAT8)),
+        f"{FLOAT8} states",
+        OTHER,
+        remedies.STATES.format(dtype=FLOAT8),
+        "change_optimizer",
+        _IN_8_BITS,
         note=f"The optimizer's states are rounded to {FLOAT8} after each step, stochastically: the training is "
         "slightly another than with float32 states.",
     ),
     Measure(
-        *(f"{PURE_BFLOAT16} weights", OTHER, _STATES, lambda model, _: change_optimizer(model, state_dtype=FLOAT8)),
+        f"{BFLOAT16} weights",
+        OTHER,
+        remedies.STATES.format(dtype=FLOAT8),
+        "change_optimizer",
+        _IN_8_BITS,
         note="Weights are bfloat16, with no float32 copy, and each update is rounded stochastically: they are noisier "
         "than float32's, and some trainings converge worse.",
         includes=(f"{FLOAT8} states",),
-        policy=PURE_BFLOAT16,
+        policy=BFLOAT16,
     ),
     Measure(
-        *("gradients released", OTHER, remedies.RELEASED.format(dtype=FLOAT8)),
-        lambda model, _: change_optimizer(model, state_dtype=FLOAT8, release_gradients=True),
-        _waits,
+        "gradients released",
+        OTHER,
+        remedies.RELEASED.format(dtype=FLOAT8),
+        "change_optimizer",
+        _IN_8_BITS | {"release_gradients": True},
+        helps="release_gradients",
         note="Each weight is updated as soon as its own gradient is there: one that is not finite leaves its own "
         "weight as it was, and the others move.",
-        includes=(f"{FLOAT8} states", f"{PURE_BFLOAT16} weights"),
+        includes=(f"{FLOAT8} states", f"{BFLOAT16} weights"),
         undivided=True,
     ),
     Measure(
-        *("states on the host", OTHER, remedies.ON_HOST.format(dtype=FLOAT8)),
-        lambda model, _: change_optimizer(model, state_dtype=FLOAT8, state_memory="host", release_gradients=True),
+        "states on the host",
+        OTHER,
+        remedies.ON_HOST.format(dtype=FLOAT8),
+        "change_optimizer",
+        _IN_8_BITS | {"state_memory": "host", "release_gradients": True},
         note="The optimizer's states lie in the host's memory, and cross to the device and back in each step. Nobody "
         "has run this on a GPU or a TPU here.",
-        includes=(f"{FLOAT8} states", f"{PURE_BFLOAT16} weights", "gradients released"),
+        includes=(f"{FLOAT8} states", f"{BFLOAT16} weights", "gradients released"),
         undivided=True,
         libtpu=(0, 0, 52),  # that of jax 0.10 lays out 8-bit arrays otherwise on the host, and refuses the copy
     ),
-    Measure(
-        *("micro-batches", TIME, remedies.MICRO_BATCHES),
-        lambda model, steps: change_optimizer(model, accumulate=steps),
-        divides=True,
-    ),
+    Measure("micro-batches", TIME, remedies.MICRO_BATCHES, "change_optimizer", divides=True),
 )
 """All measures, those of a kind in the order in which they are tried: each comes with those of its kind before it."""
 
@@ -162,6 +143,12 @@ class Measures:
         return [one for one in self.taken if one.name not in included]
 
     @property
+    def changes(self) -> tuple[Change, ...]:
+        """Those as changes of the model, in the order in which they are made."""
+        steps = {"accumulate": self.micro_batches}
+        return tuple(Change(one.change, steps if one.divides else one.options) for one in self.applied)
+
+    @property
     def policy(self) -> str:
         """What the model is built under."""
         return next((one.policy for one in self.taken if one.policy), self.precision)
@@ -184,11 +171,7 @@ class Measures:
     @property
     def state(self) -> Measures:
         """Of these, what decides which weights and slots there are: on one device, without micro-batches."""
-        return Measures(self.precision, tuple(one.name for one in self.taken if one.helps is None and not one.divides))
-
-    def is_from(self, first: Measures) -> bool:
-        """Whether these are at least others, with as many micro-batches."""
-        return set(first.names) <= set(self.names) and first.micro_batches == self.micro_batches
+        return Measures(self.precision, tuple(one.name for one in self.taken if not one.helps and not one.divides))
 
     def plus(self, measure: Measure) -> Measures:
         """These and one more."""
@@ -266,3 +249,27 @@ def parts(rows: int) -> list[int]:
 
 def _divided(measures: Measures, numbers: Sequence[int]) -> Stage:
     return tuple(replace(measures, micro_batches=number) for number in numbers)
+
+
+def lines(measures: Measures, source: Source, devices: int, rows: int) -> tuple[str, ...]:
+    """Writes the measures as code, from the policy to `fit`.
+
+    Args:
+        devices: the number of devices that share the step.
+        rows: the rows of the whole batch.
+    """
+    changes = measures.policy != source.precision
+    before, within = [], []
+    if source.is_function:
+        if changes:
+            before.append(remedies.POLICY.format(precision=measures.policy))
+        within.append(f"model = {source.text}")
+    else:
+        within += [f"model = {source.text}"] if source.text else []
+        within += [remedies.PRECISION_OF_MODEL.format(precision=measures.policy)] if changes else []
+    within += [measure.code.format(steps=measures.micro_batches) for measure in measures.applied]
+    within.append(f"model.fit(x, y, batch_size={rows // measures.micro_batches})")
+    if measures.strategy:
+        before.append(remedies.DEVICES.format(strategy=measures.strategy, devices=devices))
+        within = [f"    {line}" for line in within]
+    return (*before, *within)

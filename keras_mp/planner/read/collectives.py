@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from keras_mp.backend.common.lowered import UNATTRIBUTED
+from keras_mp.lowering import UNATTRIBUTED
 from keras_mp.planner.read.compiled_step import CompiledStep
 from keras_mp.planner.read.hlo import KINDS, Instruction, Module, Shape, long_name
 
@@ -189,7 +189,6 @@ def _unpadded(padded: list[Shape], operands: list[Shape]) -> list[Shape]:
     return [Shape(sent.dtype, taken.dimensions) for sent, taken in zip(padded, operands, strict=True)]
 
 
-_INDEX = re.compile(r"\bindex=(\d+)")
 # How many instructions back from a collective without a name the one that makes its array is looked for.
 _DEPTH = 12
 
@@ -254,14 +253,13 @@ class CollectiveLayers:
 
     def _maker(self, instruction: Instruction) -> Instruction:
         """The instruction in a fusion of several results that makes the one that is taken out of it."""
-        index = _INDEX.search(instruction.attributes)
-        if instruction.opcode != "get-tuple-element" or not index:
+        if instruction.opcode != "get-tuple-element":
             return instruction
         fusion = self._module.computations[instruction.computation].get(instruction.operands[0])
         fused = self._module.computations.get(fusion.callees[0], {}) if fusion and fusion.opcode == "fusion" else {}
         for root in fused.values():
-            if root.root and root.opcode == "tuple" and int(index[1]) < len(root.operands):
-                return fused[root.operands[int(index[1])]]
+            if root.root and root.opcode == "tuple" and instruction.index < len(root.operands):
+                return fused[root.operands[instruction.index]]
         return instruction
 
 

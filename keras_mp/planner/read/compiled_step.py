@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from keras_mp.backend.common.lowered import Lowered, call_of
+from keras_mp.lowering import Lowered, call_of
 from keras_mp.planner.chips.targets import Target
 from keras_mp.planner.read.asked import Asked
 from keras_mp.planner.read.compiler_memory import Refusal

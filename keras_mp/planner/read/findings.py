@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from keras_mp.backend.common.lowered import UNATTRIBUTED, call_of
+from keras_mp.lowering import UNATTRIBUTED, call_of
 from keras_mp.planner.read.compiled_step import CompiledStep
 from keras_mp.planner.read.hlo import BITS, NAMES, long_name
 

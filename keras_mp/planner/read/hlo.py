@@ -273,7 +273,8 @@ def parse(text: str) -> Module:
                 if head[1]:
                     entry = name
         elif _END.match(line) or _LINE.match(line):
-            _add(current, written, name)
+            if (instruction := _parse_line(written, name)) is not None:
+                current[instruction.name] = instruction
             written = line
             if not _LINE.match(line):
                 current = None
@@ -284,17 +285,12 @@ def parse(text: str) -> Module:
     return Module(entry, computations)
 
 
-def _add(computation: dict[str, Instruction], line: str, name: str) -> None:
-    instruction = _parse_line(line, name)
-    if instruction is not None:
-        computation[instruction.name] = instruction
-
-
 def _parse_line(line: str, computation: str) -> Instruction | None:
     start = _LINE.match(line)
     if not start:
         return None
-    end = _type_end(line, start.end())
+    place = start.end()
+    end = _closing(line, place) + 1 if line[place] == "(" else line.index(" ", place)
     opcode = _OPCODE.match(line, end)
     if not opcode:
         return None
@@ -304,10 +300,6 @@ def _parse_line(line: str, computation: str) -> Instruction | None:
         () if opcode[1] in ("parameter", "constant") else tuple(re.findall(r"%([\w.\-]+)", line[opcode.end() : close]))
     )
     return Instruction(start[2], opcode[1], shapes, operands, line[close + 1 :], computation, bool(start[1]))
-
-
-def _type_end(line: str, start: int) -> int:
-    return _closing(line, start) + 1 if line[start] == "(" else line.index(" ", start)
 
 
 def _closing(line: str, start: int) -> int:

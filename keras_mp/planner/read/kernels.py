@@ -118,7 +118,7 @@ def _of_mosaic(name: str, config: Any, call: Any, constant: Callable[[Any], np.n
         # Of Splash the second array says which blocks have scores at all.
         mask = constant(call.operands[1]) if name.startswith("splash_") and prefetched > 1 else None
         share = 1.0 if mask is None else float((mask != 0).mean())
-        flops = math.prod(grid) * share * sum(map(_product, _walk(main)))
+        flops = math.prod(grid) * share * sum(map(_product, walk(main)))
         types = [argument.type for argument in main.regions[0].blocks[0].arguments][len(grid) + prefetched :]
         traffic = 0.0
         windows = ir.ArrayAttr(main.attributes["window_params"]) if "window_params" in main.attributes else ()
@@ -134,12 +134,13 @@ def _bits(dtype: str) -> int:
     return int(re.findall(r"\d+", dtype)[0])
 
 
-def _walk(operation: Any) -> Iterator[Any]:
+def walk(operation: Any) -> Iterator[Any]:
+    """Yields what is in the regions of an operation; an operation may be erased when it has been yielded."""
     for region in operation.regions:
         for block in region.blocks:
-            for view in block.operations:
+            for view in list(block.operations):
                 yield view.operation
-                yield from _walk(view.operation)
+                yield from walk(view.operation)
 
 
 def _product(operation: Any) -> int:

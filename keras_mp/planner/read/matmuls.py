@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keras_mp.backend.common.lowered import UNATTRIBUTED, call_of, is_backward
+from keras_mp.lowering import UNATTRIBUTED, call_of, is_backward
 from keras_mp.planner.read.asked import Contraction
 from keras_mp.planner.read.compiled_step import CompiledStep
 from keras_mp.planner.read.hlo import Instruction, Module, long_name
@@ -95,11 +95,6 @@ def in_few_bits(dtypes: Sequence[str]) -> bool:
     return bool(dtypes) and all(dtype.startswith(("float8", "float4")) for dtype in dtypes)
 
 
-def rate(matmul: Matmul, chip: Chip) -> float:
-    """The peak of a chip for the operands of a product as compiled, in operations per second."""
-    return peak_of(matmul.compiled or matmul.asked, chip)
-
-
 def peak_of(dtypes: Sequence[str], chip: Chip) -> float:
     """The peak of a chip for products of operands of these dtypes, in operations per second.
 
@@ -123,8 +118,8 @@ def peak_of(dtypes: Sequence[str], chip: Chip) -> float:
 
 
 def seconds(matmul: Matmul, chip: Chip) -> float:
-    """What a product takes at that peak."""
-    return matmul.flops / (rate(matmul, chip) / chip.devices)
+    """What a product takes at the peak of a chip for its operands as compiled."""
+    return matmul.flops / (peak_of(matmul.compiled or matmul.asked, chip) / chip.devices)
 
 
 def join(step: CompiledStep) -> list[Matmul]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_mp.backend.common.lowered import Argument, Lowered, is_backward
+from keras_mp.lowering import Argument, Lowered, is_backward
 from keras_mp.planner.read.compiled_step import CompiledStep
 from keras_mp.planner.read.compiler_memory import Refusal
 from keras_mp.planner.read.hlo import BITS, FREE, NAMES, Instruction, Module, long_name
@@ -64,15 +64,15 @@ class Memory:
     parameters: int
     optimizer: int
     other: int
-    activations: int
-    arguments: int
-    outputs: int
-    aliased: int
-    temporary: int
-    code: int
-    peak: int
-    capacity: int
-    largest: tuple[Buffer, ...]
+    activations: int = 0
+    arguments: int = 0
+    outputs: int = 0
+    aliased: int = 0
+    temporary: int = 0
+    code: int = 0
+    peak: int = 0
+    capacity: int = 0
+    largest: tuple[Buffer, ...] = ()
     gradients: int = 0
     host: int = 0
     optimizer_dtype: str = "float32"
@@ -113,22 +113,17 @@ def _refused(lowered: Lowered, refusal: Refusal) -> Memory:
     arguments = sum(size_of(argument) for argument in lowered.arguments if not argument.on_host)
     return Memory(
         **_by_shapes(lowered),
-        activations=0,
         arguments=arguments,
-        outputs=0,
-        aliased=0,
         temporary=max(0, refusal.needed - arguments),
-        code=0,
         peak=max(arguments, refusal.needed),
         capacity=refusal.available,
-        largest=(),
     )
 
 
 def size_of(argument: Argument) -> int:
     """The bytes that an argument takes on one device."""
     elements = int(np.prod(argument.shape, dtype=np.int64)) // argument.parts
-    return elements * _BITS.get(argument.dtype, 8 * _bytes(argument.dtype)) // 8
+    return elements * _BITS.get(argument.dtype, 8 * np.dtype(argument.dtype).itemsize) // 8
 
 
 def sizes_by_kind(arguments: Iterable[Argument]) -> dict[str, int]:
@@ -142,26 +137,18 @@ def sizes_by_kind(arguments: Iterable[Argument]) -> dict[str, int]:
 def _by_shapes(lowered: Lowered) -> dict[str, Any]:
     """The fields of a `Memory` that need no compiler."""
     kinds = sizes_by_kind(lowered.arguments)
+    integers: dict[str, int] = defaultdict(int)
+    for argument in lowered.arguments:
+        if argument.kind in ("parameters", "state") and (argument.holds or argument.dtype == "int8"):
+            integers[argument.holds or argument.dtype] += size_of(argument)
     return {
         "parameters": kinds["parameters"] + kinds["state"],
         "optimizer": kinds["optimizer"],
         "host": kinds["host"],
         "optimizer_dtype": _optimizer_dtype(lowered),
-        "integers": _integers(lowered),
+        "integers": dict(integers),
         "other": kinds["metrics"] + kinds["batch"],
     }
-
-
-def _integers(lowered: Lowered) -> dict[str, int]:
-    sizes: dict[str, int] = defaultdict(int)
-    for argument in lowered.arguments:
-        if argument.kind in ("parameters", "state") and (argument.holds or argument.dtype == "int8"):
-            sizes[argument.holds or argument.dtype] += size_of(argument)
-    return dict(sizes)
-
-
-def _bytes(dtype: str) -> int:
-    return np.dtype(dtype).itemsize
 
 
 def _at_the_peak(step: CompiledStep) -> tuple[list[Buffer], int]:
@@ -187,7 +174,7 @@ def _at_the_peak(step: CompiledStep) -> tuple[list[Buffer], int]:
     fullest: list[str] = []
     moment = 0
     for place, instruction in enumerate(entry):
-        if instruction.opcode not in FREE and instruction.name in last and not _is_result(instruction, last, entry):
+        if instruction.opcode not in FREE and instruction.name in last and not entry[last[instruction.name]].root:
             live[instruction.name] = instruction.size
             total += instruction.size
             gradients[instruction.name] = _gradient_bytes(instruction, step, of_weights)
@@ -257,10 +244,6 @@ def _viewed_or_written(instruction: Instruction, module: Module) -> str:
         return ""
     inside, shape = module.computations[instruction.computation], instruction.shapes[:1]
     return next((name for name in instruction.operands if name in inside and inside[name].shapes[:1] == shape), "")
-
-
-def _is_result(instruction: Instruction, last: Mapping[str, int], entry: list[Instruction]) -> bool:
-    return entry[last[instruction.name]].root
 
 
 def _optimizer_dtype(lowered: Lowered) -> str:

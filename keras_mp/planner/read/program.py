@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
 
 from keras_mp.planner.read.asked import Array, Asked, Asking, Cast, Contraction, LowOperation
-from keras_mp.planner.read.kernels import Kernel, kernel_of
+from keras_mp.planner.read.kernels import Kernel, kernel_of, walk
 from keras_mp.precision.flops import convolution_flops, dot_flops
 
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"(:\d+)?')
@@ -47,7 +47,7 @@ def read_module(module: bytes) -> Any:
     if b"mhlo\0" not in module:  # the dialect, as bytecode lists it: TensorFlow's
         return parsed
     with parsed.context:
-        for operation in list(_walk(parsed.operation)):
+        for operation in list(walk(parsed.operation)):
             if operation.name == "mhlo.copy":  # the identity, and not StableHLO
                 operation.results[0].replace_all_uses_with(operation.operands[0])
                 operation.erase()
@@ -60,7 +60,7 @@ def remove_dead(module: Any) -> None:
         pure = {
             ir.StringAttr(function.attributes["sym_name"]).value
             for function in module.body.operations
-            if not any(operation.name in _EFFECTS for operation in _walk(function.operation))
+            if not any(operation.name in _EFFECTS for operation in walk(function.operation))
         }
         for function in module.body.operations:
             _remove_dead(function.operation, pure)
@@ -95,7 +95,7 @@ def number_operations(module: Any) -> list[str]:
     """
     names: list[str] = []
     with module.context:
-        for operation in list(_walk(module.operation)):
+        for operation in list(walk(module.operation)):
             if operation.name.startswith("stablehlo.") or operation.name == "func.call":
                 names.append(_name(operation))
                 _rename(operation, f"keras_mp.op.{len(names) - 1}")
@@ -470,14 +470,6 @@ def _shape(value: Any) -> Array:
     element = str(kind.element_type)
     dtype = {"f8E4M3FN": "f8e4m3fn", "f8E5M2": "f8e5m2"}.get(element, element.lower())
     return Array(dtype, tuple(kind.shape))
-
-
-def _walk(operation: Any) -> Iterator[Any]:
-    for region in operation.regions:
-        for block in region.blocks:
-            for view in list(block.operations):
-                yield view.operation
-                yield from _walk(view.operation)
 
 
 def _name(operation: Any) -> str:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from keras_mp.backend.common.lowered import UNATTRIBUTED
+from keras_mp.lowering import UNATTRIBUTED
 from keras_mp.planner.chips.targets import Target
 from keras_mp.planner.read.findings import Sensitive
 from keras_mp.planner.read.matmuls import Matmul, in_few_bits, seconds

@@ -8,11 +8,13 @@ predicted time is below.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -205,8 +207,12 @@ def step_time(
         efficiency: the shares of the chip's rates that kernels reach; by default the constants of its generation.
     """
     wires = wire_of_kernels(module, devices) if devices > 1 else {}
-    kernels = _by_kernel(matmuls)
-    steps = _steps(module) if wires else {}
+    kernels: dict[str, list[Matmul]] = defaultdict(list)
+    for matmul in matmuls:
+        if matmul.runs:
+            kernels[matmul.runs].append(matmul)
+    # By the names of kernels, the collectives of which they run a step.
+    steps = {kernel.name: chains(module, kernel) for kernel, _ in module.kernels()} if wires else {}
     clock = _Clock(module, chip, efficiency or EFFICIENCIES[generation_of(chip)], wires, steps, kernels)
     clock.run(module.entry, 1)
     in_cycles = 0.0
@@ -215,20 +221,6 @@ def step_time(
         by_cycles.run(module.entry, 1)
         in_cycles = by_cycles.now
     return StepTime(clock.products, clock.other, clock.uncovered, clock.kernels, in_cycles)
-
-
-def _by_kernel(matmuls: Sequence[Matmul]) -> Mapping[str, list[Matmul]]:
-    kernels: dict[str, list[Matmul]] = defaultdict(list)
-    for matmul in matmuls:
-        if matmul.runs:
-            kernels[matmul.runs].append(matmul)
-    return kernels
-
-
-def _steps(module: Module) -> Mapping[str, set[str]]:
-    """By the names of kernels, the collectives of which they run a step."""
-    kernels = {kernel.name: chains(module, kernel) for kernel, _ in module.kernels()}
-    return {name: numbers for name, numbers in kernels.items() if numbers}
 
 
 @dataclass
@@ -295,7 +287,8 @@ class _Clock:
 
     def _step(self, instruction: Instruction, repeats: int, last: Mapping[str, str]) -> None:
         if instruction.opcode.endswith("-done"):
-            self._wait(instruction)
+            for name in instruction.operands:
+                self._wait_for(name)
             return
         steps = self.steps.get(instruction.name, ())
         wire = self.wires.get(instruction.name, 0)
@@ -311,10 +304,6 @@ class _Clock:
         for chain in steps:
             if last[chain] == instruction.name:
                 self._wait_for(chain)
-
-    def _wait(self, instruction: Instruction) -> None:
-        for name in instruction.operands:
-            self._wait_for(name)
 
     def _wait_for(self, name: str) -> None:
         self.uncovered += max(0.0, self.ends.pop(name, 0.0) - self.now)
@@ -371,22 +360,10 @@ class Spread(NamedTuple):
         return f"{self.least:.2f} to {self.most:.2f}" if self.runs > 1 else f"{self.least:.2f}"
 
 
-# By chip, and by generation for the chips without a run, of the runs that XLA compiled. From
-# benchmarks/planner/predictions.json; `python benchmarks/planner/predictions.py` prints these lines.
-SPREADS: Mapping[str, Spread] = MappingProxyType(
-    {
-        "8": Spread(23, 0.92, 2.57),
-        "9": Spread(6, 1.13, 1.6),
-        "a100": Spread(9, 1.02, 2.57),
-        "a100-40gb": Spread(14, 0.92, 1.58),
-        "h100": Spread(6, 1.13, 1.6),
-        "v4": Spread(2, 1.07, 1.1),
-        "v5e": Spread(7, 0.66, 1.93),
-        "v5p": Spread(8, 0.87, 1.11),
-        "v6e": Spread(2, 0.93, 0.99),
-        "v7x": Spread(4, 0.6, 0.74),
-    }
-)
+# By chip, and by generation for the chips without a run, of the runs that XLA compiled:
+# `python benchmarks/planner/predictions.py` writes the file.
+_TABLE = json.loads(Path(__file__).with_name("spreads.json").read_text())
+SPREADS: Mapping[str, Spread] = MappingProxyType({name: Spread(*figures) for name, figures in _TABLE.items()})
 
 
 def scored_as(chip: Chip) -> tuple[str, ...]:

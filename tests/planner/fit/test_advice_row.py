@@ -4,17 +4,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from keras_mp.lowering import Source
 from keras_mp.planner.advise import compiled_row
 from keras_mp.planner.chips.place import find_place
 from keras_mp.planner.fit.measures import Measures
 from keras_mp.planner.fit.schedule import Asked
-from keras_mp.planner.fit.source import Source
 from tests.planner.fit.made_reports import report
 
 
 def row_of(place, measures, made):
     one = Asked(place, {measures: made}, {measures: place}, best=measures)
-    return compiled_row(one, SimpleNamespace(rows=8, sees_batch=[]), Source(lambda: None))
+    return compiled_row(one, SimpleNamespace(rows=8, outline=SimpleNamespace(sees_batch=())), Source(lambda: None))
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import pytest
 
 from keras_mp.planner.chips.place import find_place
 from keras_mp.planner.compile.compiler import CompileError
-from keras_mp.planner.fit.cheapest import beginning_with, search
+from keras_mp.planner.fit.cheapest import beginning_with
 from keras_mp.planner.fit.measures import Measures, stages
-from keras_mp.planner.fit.schedule import Work, run
+from keras_mp.planner.fit.schedule import Schedule
 from keras_mp.planner.fit.step import Compiled
 from tests.planner.fit.made_reports import memory, report
 
@@ -14,7 +14,7 @@ GIB = 2**30
 
 
 class Compiler:
-    """Figures of a step that needs so many GiB besides 1 GiB of state, divided by its micro-batches.
+    """A step whose figures are a table: it needs so many GiB besides 1 GiB of state, divided by its micro-batches.
 
     Of a deep model `all_blocks` are what it needs compiled whole, and the others are extrapolated.
     """
@@ -30,25 +30,32 @@ class Compiler:
         made = report(GIB, temporary=temporary, capacity=place.capacity, extrapolated=how)
         return Compiled(made, kept, made.memory.peak // 4 if how else made.memory.peak)
 
-    def compiler(self, place, measures, whole, origin):
-        def compiled():
-            if origin is not None:
-                return self.figures(place, measures, whole)
-            if place.name + ", all blocks" * whole in self.fails:
-                raise CompileError("it crashed")
-            figures = self.figures(place, measures, whole)
-            if not figures.kept:
-                self.compiled.append((place.name, measures.words + ", all blocks" * whole))
-            return figures
+    def ladders(self, place):
+        return [stages(Measures("float32"), self.rows, lambda taken, one: self.lean and one.name == "lean")]
 
-        return compiled
+    def state(self, place, measures):
+        return memory(GIB)
+
+    def in_precision(self, measures, precision):
+        return Measures(precision)
+
+    def lower(self, question):
+        return []
+
+    def compile(self, question, lowered):
+        if question.is_known:
+            return self.figures(question.place, question.measures, question.whole)
+        if question.place.name + ", all blocks" * question.whole in self.fails:
+            raise CompileError("it crashed")
+        figures = self.figures(question.place, question.measures, question.whole)
+        if not figures.kept:
+            self.compiled.append((question.place.name, question.words))
+        return figures
 
     def run(self, *names, rows=8, lean=False, compared=()):
-        ladder = stages(Measures("float32"), rows, lambda taken, one: lean and one.name == "lean")
-        others = {name: Measures(name) for name in compared}
-        work = Work(lambda place: search([ladder]), lambda *_: memory(GIB), self.compiler, lambda measures: others)
-        work.tell = lambda *told: self.told.append(told)
-        return {asked.place.name: asked for asked in run([find_place(name) for name in names], work, 2)}, work
+        self.rows, self.lean = rows, lean
+        schedule = Schedule(self, compared, lambda *told: self.told.append(told))
+        return {asked.place.name: asked for asked in schedule.run([find_place(name) for name in names], 2)}, schedule
 
 
 def test_gpus_of_one_compute_capability_share_a_compile_where_memory_is_no_limit():

@@ -10,10 +10,9 @@ import pytest
 
 import keras_mp
 from keras_mp.lean.lean_model import lean_rows
-from keras_mp.planner.chips.place import find_place
+from keras_mp.lowering import Source
 from keras_mp.planner.fit import step as step_module
-from keras_mp.planner.fit.measures import Measures
-from keras_mp.planner.fit.source import Source, lines
+from keras_mp.planner.fit.measures import Measures, lines
 from keras_mp.rebuild.optimizers import unwrapped
 from keras_mp.system.packages import install_command, installed
 
@@ -53,7 +52,7 @@ def test_bad_input():
         keras_mp.advise(lambda: keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), BATCH, ["h100"])
     with pytest.raises(TypeError, match="must return a keras.Model, got int"):
         keras_mp.advise(lambda: 3, BATCH, ["h100"])
-    with pytest.raises(TypeError, match="build must be a function"):
+    with pytest.raises(TypeError, match="build must be a keras.Model, or a function"):
         keras_mp.advise("model.keras", BATCH, ["h100"])
     with pytest.raises(ValueError, match="batch must be"):
         keras_mp.advise(build, 3, ["h100"])
@@ -123,7 +122,7 @@ def test_several_devices_need_jax(nothing_compiles):
 )
 def test_the_lines_apply_the_measures_and_train(measures, given):
     source = Source(build if given == "function" else build())
-    program = lines(measures, source, find_place("h100"), 8)
+    program = lines(measures, source, 1, 8)
     scope = {"keras_mp": keras_mp, "keras": keras, "build": build, "model": build()}
     scope["x"], scope["y"] = (np.zeros(tensor.shape, "float32") for tensor in BATCH)
     exec("\n".join(program), scope)
@@ -144,7 +143,7 @@ def test_a_function_that_asks_for_auto_is_built_in_the_precision_that_is_asked_a
         return build()
 
     for precision, dtype in (("mixed_float16", "float16"), ("bfloat16", "bfloat16"), ("float32", "float32")):
-        assert Source(build_in_auto).under(Measures(precision)).get_layer("hidden").compute_dtype == dtype
+        assert Source(build_in_auto).build(precision).get_layer("hidden").compute_dtype == dtype
     report = keras_mp.inspect(build_in_auto, BATCH, compare=["float32", "mixed_bfloat16"])
     asked = {name: {matmul.asked[0] for matmul in other.matmuls} for name, other in report.compared.items()}
     assert asked["float32"] == {"float32"} and "bfloat16" in asked["mixed_bfloat16"]
@@ -156,7 +155,7 @@ def test_a_function_that_asks_for_auto_is_built_in_the_precision_that_is_asked_a
 def test_the_lines_of_several_devices():
     strategy = "fully_sharded"
     measures = Measures("mixed_bfloat16", micro_batches=2, strategy=strategy)
-    program = lines(measures, Source(build), find_place("h100x4"), 8)
+    program = lines(measures, Source(build), 4, 8)
     assert program[1] == f'with keras_mp.parallel.distribute("{strategy}", devices=4):'
     text = "\n".join(program).replace("devices=4", "devices=1")
     scope = {"keras_mp": keras_mp, "build": build}

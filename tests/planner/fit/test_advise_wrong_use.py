@@ -30,12 +30,11 @@ def test_a_model_that_is_not_compiled():
         return keras.Sequential([keras.Input((16,)), layers.Dense(4)], name="small")
 
     for given, said in (
-        (build(), r"^model 'small', which is not compiled .* training step fits. Call compile\(optimizer, loss\)$"),
-        (build, r"^build\(\) returns model 'small', which is not compiled .*loss\) in it$"),
+        (build(), r"^model 'small', which is not compiled with .* has both. Call compile\(optimizer, loss\);"),
+        (build, r"^build\(\) returns model 'small', which is not compiled .*loss\) in it;"),
     ):
-        with pytest.raises(ValueError, match=said) as raised:
+        with pytest.raises(ValueError, match=said):
             advise(given)
-        assert "training=False" not in str(raised.value)
 
 
 def test_targets_of_another_shape_than_the_outputs():

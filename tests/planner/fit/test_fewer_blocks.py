@@ -11,12 +11,12 @@ from keras import layers
 import keras_mp
 from keras_mp.backend.common.device import TracedChip
 from keras_mp.lean.lean_model import lean_rows
+from keras_mp.lowering import Source, blocks_of, default_blocks, with_blocks
 from keras_mp.planner.chips.place import find_place
 from keras_mp.planner.fit import step as step_module
-from keras_mp.planner.fit.fewer_blocks import blocks_of, is_on_line, takes_blocks, with_blocks
-from keras_mp.planner.fit.figures import extrapolated, on_line
+from keras_mp.planner.fit.figures import extrapolated, is_on_line, on_line
 from keras_mp.planner.fit.measures import Measures
-from keras_mp.planner.fit.source import Source
+from keras_mp.planner.fit.step import Question
 from keras_mp.planner.time.estimate import Roofline
 from keras_mp.planner.time.step_time import StepTime
 from keras_mp.rebuild.optimizers import unwrapped
@@ -35,7 +35,7 @@ def deep(monkeypatch):
     monkeypatch.setattr(step_module, "DEEP", DEPTH - 1)
     monkeypatch.setattr(step_module, "BLOCKS", (FEW, MANY))
     # Which models have a line is seen by their layers, without the program of a step.
-    monkeypatch.setattr(step_module, "lower_step", lambda *_, **__: SimpleNamespace(arguments=()))
+    monkeypatch.setattr(Source, "lower", lambda *_, **__: SimpleNamespace(arguments=()))
 
 
 def build(blocks=DEPTH):
@@ -95,7 +95,7 @@ def test_what_the_compiler_refuses_with_more_blocks_does_not_fit_with_all():
 
 
 def test_a_function_says_how_many_blocks_it_builds():
-    assert takes_blocks(build) == DEPTH and takes_blocks(lambda: None) == 0
+    assert default_blocks(build) == DEPTH and default_blocks(lambda: None) == 0
     with pytest.raises(TypeError, match="number of blocks as its default"):
         Source(lambda blocks: None)
 
@@ -129,7 +129,8 @@ def changed(change):
     ids=["as its config says", "of another depth", "LoRA", "frozen", "treated", "another precision"],
 )
 def test_what_is_not_in_the_config_is_seen(whole, alike):
-    assert is_on_line(causal(FEW), causal(MANY), whole(), TIMES) is alike
+    few, many, all_blocks = (Source(model).outline().kinds for model in (causal(FEW), causal(MANY), whole()))
+    assert is_on_line(few, many, all_blocks, TIMES) is alike
 
 
 @pytest.mark.jax
@@ -149,7 +150,7 @@ def test_the_step_knows_which_models_have_a_line(deep, given, depth):
 
 
 def test_fewer_blocks_come_under_the_same_measures():
-    few = Source(causal).under(Measures("mixed_bfloat16", ("lean", "remat"), micro_batches=2), MANY)
+    few = Source(causal).build("mixed_bfloat16", Measures("", ("lean", "remat"), micro_batches=2).changes, MANY)
     assert (
         unwrapped(few.optimizer).gradient_accumulation_steps == 2 and few.backbone.dtype_policy.name == "mixed_bfloat16"
     )
@@ -169,8 +170,9 @@ def test_the_figures_of_a_deep_model_are_near_to_those_of_all_its_blocks(monkeyp
     assert row.fits and row.report.extrapolated == "4 and 8 of 10 blocks"
     place = find_place("h100")
     step = step_module.Step(Source(build_ten), TOKENS, place.traced)
-    whole, kept, peak = step.compiler(place, row.measures, whole=True)()
-    assert step.compiler(place, row.measures, whole=True)() == (whole, True, peak) and not kept
+    question = Question(place, row.measures, whole=True)
+    whole, kept, peak = step.compile(question, step.lower(question))
+    assert step.compile(question, step.lower(question)) == (whole, True, peak) and not kept
     assert whole.extrapolated == "" and peak == whole.memory.peak
     memory = row.memory
     for name in ("parameters", "optimizer", "other"):

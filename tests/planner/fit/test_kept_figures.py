@@ -13,8 +13,8 @@ from keras import layers
 
 import keras_mp
 from keras_mp.backend.common.device import TracedChip
+from keras_mp.lowering import lower_step
 from keras_mp.planner.compile import compiler as compiling
-from keras_mp.planner.compile.lower import lower_step
 from keras_mp.planner.compile.program_hash import step_hash
 from keras_mp.planner.read.asked import Asked
 

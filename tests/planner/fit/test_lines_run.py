@@ -9,12 +9,12 @@ from in_own_process import SLOW, run
 from runs_of_lines import ROWS, build, check, data, model_after
 
 import keras_mp
+from keras_mp.lowering import Source
 from keras_mp.planner import advise as advising
 from keras_mp.planner.chips.place import Place, find_place
 from keras_mp.planner.fit.figures import state_of
-from keras_mp.planner.fit.measures import MEASURES, Measures
-from keras_mp.planner.fit.source import Source, lines
-from keras_mp.planner.fit.step import Step
+from keras_mp.planner.fit.measures import MEASURES, Measures, lines
+from keras_mp.planner.fit.step import Question, Step
 
 pytestmark = pytest.mark.slow
 
@@ -32,9 +32,9 @@ def test_the_lines_of_sets_of_measures(measures, function):
     source = Source(build) if function else Source(build(), "model")
     step = Step(source, (x, y), place.traced)
     assert all(step.helps(Measures(place.policy), one) for one in MEASURES if one.name in ("lean", "remat"))
-    report = step.compiler(place, measures)().report
+    report = step.compile(Question(place, measures), step.lower(Question(place, measures))).report
     given = {"build": build} if function else {"model": build()}
-    model = model_after(lines(measures, source, place, ROWS), given, x, y)
+    model = model_after(lines(measures, source, 1, ROWS), given, x, y)
     check(report, measures, place, model, x, y)
 
 

@@ -3,8 +3,9 @@
 import math
 
 import numpy as np
+import pytest
 
-from keras_mp.planner.fit.cheapest import search
+from keras_mp.planner.fit.cheapest import Answers, Unanswered, cheapest
 from keras_mp.planner.fit.measures import KINDS, MEASURES, Measures, ladders, parts, stages
 
 NAMES = [measure.name for measure in MEASURES if not measure.divides]
@@ -40,14 +41,13 @@ class Chip:
         return needed / (self.capacity - state) if self.capacity > state else math.inf
 
     def search(self):
-        probe = search(self.ladders)
-        try:
-            measures = next(probe)
-            while True:
-                self.asked.append(measures)
-                measures = probe.send(self.pressure(measures))
-        except StopIteration as ended:
-            return ended.value
+        answers = Answers()
+        while True:
+            try:
+                return cheapest(self.ladders, answers)
+            except Unanswered as unanswered:
+                self.asked.append(unanswered.measures)
+                answers[unanswered.measures] = self.pressure(unanswered.measures)
 
     def exhaustive(self):
         every = [measures for ladder in self.ladders for stage in ladder for measures in stage]
@@ -132,8 +132,8 @@ def test_whether_a_measure_helps_is_asked_as_late_as_possible():
         asked.append(measure.name)
         return True
 
-    probe = search(ladders("mixed_bfloat16", ("",), lambda strategy: 8, helps))
-    next(probe)
+    with pytest.raises(Unanswered):
+        cheapest(ladders("mixed_bfloat16", ("",), lambda strategy: 8, helps), Answers())
     assert "float8 states" not in asked and "bfloat16 weights" not in asked
 
 

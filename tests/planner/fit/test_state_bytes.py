@@ -6,9 +6,9 @@ import pytest
 
 import keras_mp
 from keras_mp.backend.common.device import TracedChip
+from keras_mp.lowering import Source
 from keras_mp.planner.chips.place import find_place
 from keras_mp.planner.fit.measures import MEASURES, Measures
-from keras_mp.planner.fit.source import Source
 from keras_mp.planner.fit.step import Step
 
 

@@ -6,9 +6,9 @@ import pytest
 
 import keras_mp
 from keras_mp.backend.common.device import TracedChip
+from keras_mp.lowering import Source
 from keras_mp.planner.chips.place import find_place
-from keras_mp.planner.fit.measures import MEASURES, Measures, stages
-from keras_mp.planner.fit.source import Source, lines
+from keras_mp.planner.fit.measures import MEASURES, Measures, lines, stages
 from keras_mp.planner.fit.step import Step
 
 pytestmark = pytest.mark.jax
@@ -104,7 +104,7 @@ def test_their_lines_run_and_leave_what_shapes_say(names):
     state = made.state(place, measures)
     x = np.random.default_rng().normal(size=(ROWS, WIDTH)).astype("float32")
     program = {"keras_mp": keras_mp, "build": build, "x": x, "y": x}
-    exec("\n".join(lines(measures, Source(build), place, ROWS)), program)
+    exec("\n".join(lines(measures, Source(build), 1, ROWS)), program)
     model, policy = program["model"], measures.policy
     assert keras.config.dtype_policy().name == policy
     assert sum(w.dtype == "bfloat16" for w in model.weights) == (4 if NARROW in names else 2)
@@ -126,7 +126,7 @@ def test_states_on_the_host_come_last_and_their_line_runs():
     assert [measure.name for measure in host.applied] == [FROZEN, ON_HOST]
     x = np.random.default_rng().normal(size=(ROWS, WIDTH)).astype("float32")
     program = {"keras_mp": keras_mp, "build": build, "x": x, "y": x}
-    exec("\n".join(lines(host, Source(build), place, ROWS)), program)
+    exec("\n".join(lines(host, Source(build), 1, ROWS)), program)
     kinds = [variable.value.sharding.memory_kind for variable in program["model"].optimizer.variables]
     assert kinds.count("pinned_host") == 2
     assert all(len(stage) == 1 for stage in stages(host, 8, made.helps))  # no micro-batches

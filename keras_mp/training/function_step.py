@@ -11,10 +11,10 @@ from typing import Any
 
 import keras
 
+from keras_mp import backend
 from keras_mp.conversion.model_file import shapes_of_step
 from keras_mp.lean.chunked_head import LanguageModel
 from keras_mp.lean.chunked_loss import ChunkedCrossEntropy
-from keras_mp.planner.compile.lower import build_without_values
 from keras_mp.precision.policy import set_global_policy
 from keras_mp.training.training_recipe import parse
 
@@ -53,7 +53,8 @@ def step_of_function(
         inspect.signature(build).bind(**config)
     except TypeError as error:
         raise ValueError(f"{taken}: {error}") from error
-    model = build_without_values(functools.partial(_compiled, functools.partial(build, **config), taken))
+    with backend.no_allocation():
+        model = _compiled(functools.partial(build, **config), taken)
     trains = bool(model.compiled and model.optimizer is not None)
     return model, shapes_of_step(model, batch_size, length, trains, "call keras_mp.inspect(build, batch)"), trains
 
