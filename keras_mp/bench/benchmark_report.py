@@ -12,9 +12,9 @@ from rich.console import RenderableType
 
 from keras_mp.bench.workloads import Measured, Spread, ratio, spread
 from keras_mp.reporting.answer import Sentence
-from keras_mp.reporting.html import document, folded, scrolling
+from keras_mp.reporting.html import document, folded
 from keras_mp.reporting.html import table as html_table
-from keras_mp.reporting.pictures import Bar, as_long, bar_chart
+from keras_mp.reporting.pictures import Bar, as_long, bar_chart, in_page
 from keras_mp.reporting.report import PicturedReport, plain_values
 from keras_mp.reporting.table import ColumnTable, markdown_table
 
@@ -133,7 +133,7 @@ class BenchmarkReport(PicturedReport):
         parts = [
             f"<h1>{escape(self.title)}</h1>",
             *(f"<p>{escape(text)}</p>" for text in [*self.verdict, *self.problems]),
-            scrolling(picture(self, inside_html=True)),
+            in_page(self._svg),
             folded("What was measured", html_table(names, rows, numbers=range(1, len(names)))),
             *(f"<p>{escape(text)}</p>" for text in self.notes),
             f"<p>{escape(', '.join(f'{name} {version}' for name, version in self.versions.items()))}</p>",
@@ -190,10 +190,10 @@ class BenchmarkReport(PicturedReport):
         ]
 
 
-def picture(report: BenchmarkReport, *, inside_html: bool = False) -> str:
+def picture(report: BenchmarkReport) -> str:
     """The bars, as SVG."""
     below = f"Time of a step compared with {report.base}; the line is the middle half of the rounds"
-    return bar_chart(report.title, below, [_bar(report, row) for row in report.rows], inside_html=inside_html)
+    return bar_chart(report.title, below, [_bar(report, row) for row in report.rows])
 
 
 def _bar(report: BenchmarkReport, row: Measured) -> Bar:

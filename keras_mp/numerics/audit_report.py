@@ -14,9 +14,9 @@ from keras_mp.numerics.ranges import Range
 from keras_mp.numerics.verdict import LEAST_SQNR, LEAST_SQNR_E4M3, LEAST_SQNR_E5M2, Verdict
 from keras_mp.precision.formats import FORMATS
 from keras_mp.reporting.answer import Sentence
-from keras_mp.reporting.html import document, folded, scrolling, table
+from keras_mp.reporting.html import document, folded, table
+from keras_mp.reporting.pictures import in_page, svg
 from keras_mp.reporting.report import PicturedReport, plain_values
-from keras_mp.reporting.svg import INK, Picture
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import shorten_middle
 from keras_mp.system.one_of import one_of
@@ -298,7 +298,6 @@ _STATES = {
     _ABSENT: ("#999999", 0.12),
     _UNTRIED: ("#cc79a7", 0.4),
 }
-_ROW, _CELL, _NAME = 17, 78, 300
 _RULE = (
     "A layer fits float16 if nothing overflows, and its output, its gradients, and its result from arguments and "
     f"weights that are rounded keep {LEAST_SQNR:.0f} dB, which is an error of a tenth; it fits bfloat16 if nothing "
@@ -333,7 +332,7 @@ def _page(report: AuditReport) -> str:
         *(part for column in _PRECISIONS for part in _suspects(report, column)),
         "<h2>Layer by layer</h2>",
         f"<p>{escape(_CELLS)}</p>",
-        scrolling(_picture(report, inside_html=True)),
+        in_page(lambda: _picture(report, with_verdicts=False)),
         folded("Tensors", _tensors(report)),
         "<h2>Notes</h2>",
         *(f"<p>{escape(note)}</p>" for note in report.notes),
@@ -354,52 +353,37 @@ def _suspects(report: AuditReport, column: _Precision) -> list[str]:
     return [folded(f"Layers to watch in {column.name}, the worst at the top", table(_SUSPECT, rows))] if rows else []
 
 
-def _picture(report: AuditReport, *, inside_html: bool = False) -> str:
-    """The picture as SVG."""
-    right = _NAME + len(_PRECISIONS) * _CELL + 16
-    drawing = Picture(right + len(_PRECISIONS) * _CELL + 10, font_size=11)
-    y = 20.0
-    if not inside_html:  # where they stand above
-        for line in _verdict_lines(report):
-            drawing.text(10, y, f"{report.model}, {line}", bold=True, room=drawing.width - 20)
-            y += 18
-        y += 8
-    y = _legend(drawing, y)
-    drawing.text(_NAME, y, "forward: change of the loss", bold=True)
-    drawing.text(right, y, "backward: error of the gradients", bold=True)
-    for place, column in enumerate(_PRECISIONS):
-        for start, rounded_to in ((_NAME, column.forward), (right, column.backward)):
-            name = f"{column.name} {rounded_to}" if rounded_to != column.name else column.name
-            drawing.text(start + (place + 1) * _CELL - 8, y + 20, name, anchor="end")
-    y += 26
+def _picture(report: AuditReport, *, with_verdicts: bool = True) -> str:
+    """The picture as SVG: a row a layer, forward in the left half of the columns, backward in the right one."""
+    sides = [(column, forward) for forward in (True, False) for column in _PRECISIONS]
+    names = [_column_name(column, forward) for column, forward in sides]
+    texts, colours = [], []
     for audited in report.layers:
-        drawing.text(_NAME - 8, y + 12, audited.path, anchor="end", room=_NAME - 16)
-        for place, column in enumerate(_PRECISIONS):
-            _draw_cell(drawing, _NAME + place * _CELL, y, audited, column, forward=True)
-            _draw_cell(drawing, right + place * _CELL, y, audited, column, forward=False)
-        y += _ROW
-    drawing.height = y + 10
-    return drawing.svg(inside_html=inside_html)
+        shares = {side: _figure(audited, *side) for side in sides}
+        states = {side: _state(audited, *side, share) for side, share in shares.items()}
+        texts.append(["" if states[side] == _ABSENT else _share(share) for side, share in shares.items()])
+        colours.append([_STATES[state] for state in states.values()])
+    title = [f"{report.model}, {line}" for line in _verdict_lines(report)] if with_verdicts else []
+    title.append("left: forward, change of the loss; right: backward, error of the gradients")
+    paths = [shorten_middle(audited.path, _NAMED) for audited in report.layers]
+
+    def draw(figure: Any) -> None:
+        from matplotlib.patches import Patch
+
+        axes = figure.add_subplot()
+        axes.set_axis_off()
+        axes.set_title("\n".join(title), loc="left")
+        drawn = axes.table(texts, colours, rowLabels=paths, colLabels=names, bbox=[0, 0, 1, 1])
+        drawn.auto_set_font_size(False)
+        states = [Patch(color=colour, label=state) for state, colour in _STATES.items()]
+        axes.legend(handles=states, loc="upper left", bbox_to_anchor=(0, 0), ncols=3, frameon=False)
+
+    return svg(draw, 900, 100 + 17 * (len(report.layers) + len(title)))
 
 
-def _legend(drawing: Picture, y: float) -> float:
-    for place, (state, (colour, opacity)) in enumerate(_STATES.items()):
-        x, down = 10 + 190 * (place % 4), 20 * (place // 4)
-        drawing.rectangle(x, y + down - 11, 14, 14, colour, opacity=opacity)
-        drawing.text(x + 20, y + down, state)
-    return y + 20 * -(-len(_STATES) // 4) + 12
-
-
-def _draw_cell(drawing: Picture, x: float, y: float, audited: LayerAudit, column: _Precision, *, forward: bool) -> None:
-    figure = _figure(audited, column, forward)
-    state = _state(audited, column, forward, figure)
-    colour, opacity = _STATES[state]
-    reason = audited.verdicts[column.precision].reason
-    title = f"{audited.path}, {column.name}: {state}" + (f": {reason}" if state not in (_FITS, _ABSENT) else "")
-    drawing.rectangle(x, y, _CELL - 2, _ROW - 1, colour, title, opacity=opacity)
-    if state != _ABSENT:
-        fill = {_OVERFLOW: "#ffffff", _UNFIT: INK}.get(state, "")
-        drawing.text(x + _CELL - 8, y + 12, _share(figure), anchor="end", fill=fill)
+def _column_name(column: _Precision, forward: bool) -> str:
+    rounded_to = column.forward if forward else column.backward
+    return f"{column.name} {rounded_to}" if rounded_to != column.name else column.name
 
 
 def _figure(audited: LayerAudit, column: _Precision, forward: bool) -> float:

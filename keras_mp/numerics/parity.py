@@ -16,8 +16,8 @@ from keras_mp.fp8.convert import convert
 from keras_mp.numerics.data import batches_of
 from keras_mp.precision.policy import POLICIES, restored_policy
 from keras_mp.reporting.answer import Sentence
-from keras_mp.reporting.html import document, scrolling, table
-from keras_mp.reporting.pictures import difference_picture
+from keras_mp.reporting.html import document, table
+from keras_mp.reporting.pictures import difference_picture, in_page
 from keras_mp.reporting.report import PicturedReport, plain_values
 from keras_mp.reporting.table import ColumnTable, markdown_table
 from keras_mp.system.whole_number import whole_number
@@ -106,7 +106,7 @@ class ParityReport(PicturedReport):
         parts = [
             "<h1>The same training in several precisions</h1>",
             *(f"<p>{escape(self.verdict(name))}</p>" for name in self._others),
-            scrolling(picture(self, inside_html=True)),
+            in_page(self._svg),
             f"<h2>Final loss: {escape(self.final_is)}</h2>",
             table(names, rows, numbers=range(1, len(names))),
         ]
@@ -288,7 +288,7 @@ def _final(model: keras.Model, losses: list[float], tests: list[tuple] | None) -
     return total / count
 
 
-def picture(report: ParityReport, *, inside_html: bool = False) -> str:
+def picture(report: ParityReport) -> str:
     """The differences from float32 as SVG; each curve is the moving mean over a fiftieth of the steps."""
     width = max(1, report.steps // 50)
     return difference_picture(
@@ -297,7 +297,6 @@ def picture(report: ParityReport, *, inside_html: bool = False) -> str:
         x_title="step",
         y_title="Training loss less float32's with the same seed, the mean of the seeds",
         first=width,
-        inside_html=inside_html,
     )
 
 

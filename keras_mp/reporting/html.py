@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from html import escape
 
-from keras_mp.reporting.svg import DARK_STYLE, colours_of
+# Colours that stay apart for colour-blind readers (Okabe and Ito, 2008).
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#999999")
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --ground: #ffffff; --line: #d8dee4; --code: #f3f4f6; }
@@ -48,9 +49,14 @@ def document(title: str, parts: Iterable[str]) -> str:
     """
     head = (
         '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}{DARK_STYLE}</style></head>"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
     )
     return f'<!doctype html><html lang="en">{head}<body>{"".join(parts)}</body></html>\n'
+
+
+def colours_of(names: Sequence[str]) -> dict[str, str]:
+    """A colour for each name; after the eighth they begin again."""
+    return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(dict.fromkeys(names))}
 
 
 def folded(title: str, body: str) -> str:

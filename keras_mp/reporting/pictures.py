@@ -1,17 +1,72 @@
-"""Pictures that several reports have: bars beside each other, and curves as differences from a reference."""
+"""Pictures of reports as SVG, drawn by matplotlib: bars, and curves as differences from a reference."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import importlib.util
+import io
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_mp.reporting.svg import COLOURS, FRAME, INK, Axes, Picture, colours_of
+from keras_mp.reporting.html import COLOURS, colours_of, scrolling
+from keras_mp.reporting.text import shorten_middle
+from keras_mp.system.packages import install_command
 
-_LONGEST = 360  # pixels
-_OURS, _OTHER = COLOURS[0], "#999999"
+OTHER = "#999999"
+_NAME, _LINE = 44, 110  # characters
 _BAND = 0.22  # how much of the ground the band of the seeds covers
+# Letters are text, in the reader's font, and a name is shown as it is written. The ids of the elements do not change.
+_STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "keras_mp",
+    "text.parse_math": False,
+    "font.family": "sans-serif",
+    "font.size": 9.0,
+    "axes.titlesize": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+
+
+def svg(draw: Callable[[Any], None], width: float, height: float) -> str:
+    """Draws a picture.
+
+    Args:
+        draw: a function that draws into the `matplotlib.figure.Figure` that it is given.
+        width: the width in pixels.
+        height: the height in pixels.
+
+    Returns:
+        An SVG document.
+
+    Raises:
+        ImportError: matplotlib is not installed; says how to install it.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(f"matplotlib draws the picture, and is not installed: {install_command('plots')}") from error
+    text = io.StringIO()
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # of matplotlib's font, in which nothing is shown
+        figure = Figure((width / 72, height / 72), layout="constrained")
+        draw(figure)
+        figure.savefig(text, format="svg", metadata=_METADATA)
+    # XML has no way to write control characters, nor half of a pair of surrogates.
+    return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text.getvalue())
+
+
+def in_page(picture: Callable[[], str]) -> str:
+    """A picture as a part of an HTML page, which has none where matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return ""
+    drawn = picture()
+    return scrolling(drawn[drawn.index("<svg") :])
 
 
 class Bar(NamedTuple):
@@ -33,33 +88,31 @@ class Bar(NamedTuple):
     highlighted: bool
 
 
-def bar_chart(title: str, below: str, bars: Sequence[Bar], *, inside_html: bool = False) -> str:
+def bar_chart(title: str, below: str, bars: Sequence[Bar]) -> str:
     """Draws bars, one below the other.
 
     Args:
         title: the text above them.
         below: a line below the title, on what the bars and their lines are.
         bars: the bars, from top to bottom.
-        inside_html: whether the picture is an element of a page.
     """
-    longest = max((bar.high for bar in bars if bar.length is not None), default=1.0)
-    drawing = Picture(0, 72 + 26 * len(bars), font_size=13)
-    left = 20 + max(drawing.text_width(bar.name) for bar in bars)
-    words = max(drawing.text_width(bar.words) for bar in bars)
-    drawing.width = max(left + _LONGEST + words + 24, 600)
-    drawing.text(8, 20, title, bold=True, room=drawing.width - 16)
-    drawing.text(8, 42, below, room=drawing.width - 16)
-    for place, bar in enumerate(bars):
-        top = 58 + 26 * place
-        drawing.text(left - 8, top + 14, bar.name, anchor="end")
-        end = 0.0
-        if bar.length is not None:
-            pixels, low, high = (_LONGEST * value / longest for value in (bar.length, bar.low, bar.high))
-            drawing.rectangle(left, top, pixels, 18, _OURS if bar.highlighted else _OTHER)
-            drawing.rule(left + low, top + 9, left + high, top + 9, INK)
-            end = max(pixels, high) + 6
-        drawing.text(left + end, top + 14, bar.words)
-    return drawing.svg(inside_html=inside_html)
+
+    def draw(figure: Any) -> None:
+        axes = figure.add_subplot()
+        figure.suptitle(
+            f"{shorten_middle(title, _LINE)}\n{shorten_middle(below, _LINE)}", x=0.01, ha="left", fontsize=9.0
+        )
+        axes.set_yticks(range(len(bars)), [shorten_middle(bar.name, _NAME) for bar in bars])
+        axes.set_xticks([])
+        axes.set_xlim(0, 1.6 * max((bar.high for bar in bars if bar.length is not None), default=1.0))
+        for place, bar in enumerate(bars):
+            if bar.length is not None:
+                axes.barh(place, bar.length, color=COLOURS[0] if bar.highlighted else OTHER)
+                axes.hlines(place, bar.low, bar.high, color="black")
+            axes.text(max(bar.length or 0.0, bar.high), place, f" {shorten_middle(bar.words, _NAME)}", va="center")
+        axes.set_ylim(len(bars) - 0.5, -0.5)
+
+    return svg(draw, 720, 72 + 26 * len(bars))
 
 
 def as_long(ratio: float) -> str:
@@ -70,14 +123,35 @@ def as_long(ratio: float) -> str:
     return f"{abs(percent)}% {'longer' if percent > 0 else 'shorter'}" if percent else "as long"
 
 
+def stacked_bars(title: str, charts: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """Draws charts below each other, of bars whose parts share their length.
+
+    Args:
+        title: the text above them.
+        charts: the value of each part by its name, by the name of its bar, by the title of its chart.
+    """
+
+    def draw(figure: Any) -> None:
+        figure.suptitle(shorten_middle(title, _LINE), x=0.01, ha="left", fontweight="bold", fontsize=9.0)
+        heights = [len(bars) + 1 for bars in charts.values()]
+        parts_of = figure.subplots(len(charts), height_ratios=heights, squeeze=False)[:, 0]
+        for axes, (above, bars) in zip(parts_of, charts.items(), strict=True):
+            axes.set_title(above, loc="left")
+            axes.set_yticks(range(len(bars)), [shorten_middle(name, _NAME) for name in bars])
+            axes.set_xticks([])
+            starts = np.zeros(len(bars))
+            for part, colour in colours_of([part for parts in bars.values() for part in parts]).items():
+                values = [parts.get(part, 0.0) for parts in bars.values()]
+                axes.barh(range(len(bars)), values, left=starts, color=colour, label=part)
+                starts += values
+            axes.invert_yaxis()
+            axes.legend(loc="upper left", bbox_to_anchor=(0.0, 0.0), ncols=4, frameon=False)
+
+    return svg(draw, 800, 60 + sum(90 + 28 * len(bars) for bars in charts.values()))
+
+
 def difference_picture(
-    curves: Mapping[str, Sequence[Sequence[float]]],
-    reference: str,
-    *,
-    x_title: str,
-    y_title: str,
-    first: int = 1,
-    inside_html: bool = False,
+    curves: Mapping[str, Sequence[Sequence[float]]], reference: str, *, x_title: str, y_title: str, first: int = 1
 ) -> str:
     """Draws, for each precision, the mean over the seeds of its curve less the reference's of the same seed.
 
@@ -89,34 +163,31 @@ def difference_picture(
         x_title: the name of what curves go over, such as "step".
         y_title: the name of the differences.
         first: x of the first point.
-        inside_html: whether the picture is an element of a page.
     """
     base = np.asarray(curves[reference], "float64")
     apart = base - base.mean(0)
     low, high = apart.min(0), apart.max(0)
     with np.errstate(invalid="ignore"):
         lines = {name: (np.asarray(seeds) - base).mean(0) for name, seeds in curves.items() if name != reference}
-    drawing = Picture(760, 440)
-    last = first + base.shape[1] - 1
-    axes = Axes(84, 60, 748, 384, (first, max(last, first + 1)), _limits(low, high, lines))
-    drawing.text(10, 20, y_title, bold=True, room=740)
-    drawing.axes(axes, x_title, "")
-    steps = range(first, last + 1)
-    if len(base) > 1:
-        edges = [*zip(steps, high, strict=True), *reversed([*zip(steps, low, strict=True)])]
-        drawing.area((_clipped(axes, x, y) for x, y in edges if np.isfinite(y)), FRAME, _BAND)
-    drawing.rule(*axes.place(first, 0.0), *axes.place(axes.x[1], 0.0))
-    colours = colours_of(list(lines))
-    for name, line in lines.items():
-        drawing.curve(
-            [_clipped(axes, x, y) for x, y in zip(steps, line, strict=True) if np.isfinite(y)], colours[name], 2.0
-        )
-    drawing.legend(axes.left, 44, colours, columns=4, spacing=165)
     below = f"0 is {reference}"
     if len(base) > 1:
         below += f"; grey: how far its own {len(base)} seeds lie from their mean"
-    drawing.text(axes.left, 432, below)
-    return drawing.svg(inside_html=inside_html)
+
+    def draw(figure: Any) -> None:
+        steps = range(first, first + base.shape[1])
+        axes = figure.add_subplot()
+        axes.set_title(shorten_middle(y_title, _LINE), loc="left", fontweight="bold")
+        axes.set_xlabel(f"{x_title}\n{below}")
+        if len(base) > 1:
+            axes.fill_between(steps, low, high, color=OTHER, alpha=_BAND, linewidth=0, gid="band")
+        axes.axhline(0.0, color=OTHER, linewidth=0.8)
+        for name, colour in colours_of(list(lines)).items():
+            line = np.where(np.isfinite(lines[name]), lines[name], np.nan)
+            axes.plot(steps, line, color=colour, label=name, gid=name)
+        axes.set_ylim(_limits(low, high, lines))
+        axes.legend(loc="best", frameon=False)
+
+    return svg(draw, 760, 440)
 
 
 def _limits(low: np.ndarray, high: np.ndarray, lines: Mapping[str, np.ndarray]) -> tuple[float, float]:
@@ -127,7 +198,3 @@ def _limits(low: np.ndarray, high: np.ndarray, lines: Mapping[str, np.ndarray]) 
     ends += [float(value) for line in lines.values() for value in line if np.isfinite(value)]
     room = 0.05 * (max(ends) - min(ends)) or 1.0
     return min(ends) - room, max(ends) + room
-
-
-def _clipped(axes: Axes, x: float, y: float) -> tuple[float, float]:
-    return axes.place(x, min(max(y, axes.y[0]), axes.y[1]))

@@ -103,6 +103,9 @@ class PicturedReport(Report):
 
         Returns:
             The path.
+
+        Raises:
+            ImportError: matplotlib, which draws it, is not installed.
         """
         return write_text(self._svg(), Path(path))
 

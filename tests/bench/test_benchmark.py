@@ -2,7 +2,6 @@
 
 import json
 import math
-import xml.etree.ElementTree as ElementTree
 
 import keras
 import numpy as np
@@ -18,6 +17,7 @@ from keras_mp.bench.workloads import Measured
 from keras_mp.cli import app
 from keras_mp.precision import hardware
 from keras_mp.precision.hardware import Device, Support
+from tests.reporting.drawn import figure_of
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
 Y = np.array([0, 1, 2, 0])
@@ -163,13 +163,8 @@ def test_the_report_computes_and_prints_what_was_measured(tmp_path):
     assert max(map(len, str(report).splitlines())) <= 120
     with pytest.raises(KeyError, match="there is no row 'none'"):
         report.row("none")
-    root = ElementTree.parse(report.to_svg(tmp_path / "picture.svg")).getroot()
-    bars = [
-        float(rectangle.get("width"))
-        for rectangle in root.iter("{http://www.w3.org/2000/svg}rect")
-        if rectangle.get("x")
-    ]
-    assert bars[0] / bars[1] == pytest.approx(3, rel=0.01)
+    first, second = (bar.get_width() for bar in figure_of(report._svg).axes[0].patches)
+    assert first / second == pytest.approx(3, rel=0.01)
     assert not math.isnan(report.to_dict()["rows"][0]["first"])
     assert json.loads(report.to_json())["rows"][2]["first"] is None
 

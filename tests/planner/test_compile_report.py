@@ -20,6 +20,7 @@ from keras_mp.planner.read.memory import Memory
 from keras_mp.planner.report.compile_report import CheckError
 from keras_mp.planner.report.suggestions import suggest
 from keras_mp.reporting.text import byte_size
+from tests.reporting.drawn import figure_of
 
 
 @functools.cache
@@ -305,11 +306,9 @@ def test_the_picture_has_a_bar_for_each_precision(h100, tmp_path):
     words = [text.text for text in picture.iter(f"{space}text")]
     peak = byte_size(h100.memory.peak)
     assert f"mixed_bfloat16: {peak}" in words and f"another: {peak}" in words
-    titled = [rect for rect in picture.iter(f"{space}rect") if len(rect)]
-    dtypes = [rect for rect in titled if rect[0].text.split(":")[0] in h100.shares]
-    memory = [rect for rect in titled if rect not in dtypes]
-    for bars in (dtypes, memory):  # both steps are the same, so all four bars are as wide as can be
-        assert sum(float(rect.get("width")) for rect in bars) == pytest.approx(2 * 560, abs=1)
+    memory, dtypes = figure_of(compared._svg).axes
+    for axes, whole in ((memory, h100.memory.peak), (dtypes, 1.0)):  # both steps are the same
+        assert sum(bar.get_width() for bar in axes.patches) == pytest.approx(2 * whole)
 
 
 def test_the_answer_is_first_and_on_80_columns(h100):

@@ -44,9 +44,3 @@ def test_the_memory_of_a_chip_of_two_devices_is_that_of_a_device():
     memory = dataclasses.replace(report.memory, capacity=96 * 2**30)
     report = dataclasses.replace(report, target="v7x", title="TPU7x (Ironwood)", memory=memory)
     assert "Fits: 8.0 MiB of a device's 96.0 GiB" in str(report)
-
-
-def test_the_picture_names_its_sizes_in_fitting_units(tmp_path):
-    report = compiled()
-    svg = report.to_svg(tmp_path / "report.svg").read_text()
-    assert f"<title>weights: {byte_size(report.memory.parameters)}</title>" in svg and "<title>bfloat16: 33.3%" in svg

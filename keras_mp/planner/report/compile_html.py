@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from html import escape
 
 from keras_mp.planner.report import compile_table as told
 from keras_mp.planner.report.compilation import Compilation
 from keras_mp.reporting.html import document, folded, stacked_bar, table
-from keras_mp.reporting.svg import Picture, colours_of
+from keras_mp.reporting.pictures import stacked_bars
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import byte_size
 
-_WIDTH = 800
-_LABEL = 230
 
 
 def page(report: Compilation) -> str:
@@ -48,28 +45,11 @@ def picture(report: Compilation) -> str:
         f"{name}: {byte_size(other.memory.peak)}": told.drawn_parts(other.memory) for name, other in reports.items()
     }
     operations = {name: other.shares for name, other in reports.items()}
-    drawing = Picture(_WIDTH, font_size=13)
-    drawing.text(10, 22, f"{report.model}, on {report.title}", bold=True, room=_WIDTH - 20)
-    below = _bars(drawing, "Memory of a step at its peak, by what takes it", memory, byte_size, 48)
-    title = "Operations of the products, by the dtype of their operands as compiled"
-    drawing.height = _bars(drawing, title, operations, "{:.1%}".format, below)
-    return drawing.svg()
-
-
-def _bars(
-    drawing: Picture, title: str, bars: dict[str, dict[str, float]], written: Callable[[float], str], y: float
-) -> float:
-    """Draws bars on one scale and their legend; returns where the next section begins."""
-    colours = colours_of([part for parts in bars.values() for part in parts])
-    most = max(sum(parts.values()) for parts in bars.values()) or 1.0
-    drawing.text(10, y, title, room=_WIDTH - 20)
-    for name, parts in bars.items():
-        y += 28
-        drawing.text(10, y, name, room=_LABEL - 14)
-        drawing.stacked_bar(
-            _LABEL, y - 16, (_WIDTH - _LABEL - 10) * sum(parts.values()) / most, 22, parts, colours, written
-        )
-    return drawing.legend(10, y + 28, colours, columns=3) + 20
+    charts = {
+        "Memory of a step at its peak, by what takes it": memory,
+        "Operations of the products, by the dtype of their operands as compiled": operations,
+    }
+    return stacked_bars(f"{report.model}, on {report.title}", charts)
 
 
 def _collectives(report: Compilation) -> str:
