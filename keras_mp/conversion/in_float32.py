@@ -37,8 +37,7 @@ def in_float32(model: keras.Model) -> Iterator[None]:
     """
     layers = with_self(model)
     plain = not any(isinstance(layer, Float8Layer) or _low_inputs(layer) for layer in layers)
-    with restored_policy(), ExitStack() as after:
-        keras.config.set_dtype_policy("float32")  # which layers take that a call makes
+    with restored_policy("float32"), ExitStack() as after:  # which layers take that a call makes
         if computes_in_float32(model) and plain:
             yield
             return

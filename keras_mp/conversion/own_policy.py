@@ -22,8 +22,7 @@ class CallsUnderOwnPolicy:
     """Runs its call with its own dtype policy as the global one, which a layer that is made there takes."""
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        with restored_policy():
-            keras.config.set_dtype_policy(self.dtype_policy)  # type: ignore[attr-defined]
+        with restored_policy(self.dtype_policy):  # type: ignore[attr-defined]
             return super().call(*args, **kwargs)  # type: ignore[misc]
 
 

@@ -228,8 +228,7 @@ def _builders(build: Any, precisions: Any) -> dict[str, Callable[[], keras.Model
 def _under(policy: str, build: Callable[[], keras.Model]) -> Callable[[], keras.Model]:
     def make() -> Any:
         # Not set_global_policy, which warns where a precision gains no speed on this hardware.
-        with restored_policy():
-            keras.config.set_dtype_policy(policy)
+        with restored_policy(policy):
             return build()
 
     return make

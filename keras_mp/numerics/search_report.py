@@ -102,8 +102,7 @@ class PolicySearch(Report):
         """
         if not callable(build) or isinstance(build, keras.Model):
             raise TypeError(f"build={build!r} must be a function without arguments that returns a keras.Model")
-        with restored_policy():
-            keras.config.set_dtype_policy("float32")
+        with restored_policy("float32"):
             model = build()
         if not isinstance(model, keras.Model):
             raise TypeError(f"build() must return a keras.Model, got {type(model).__name__}")

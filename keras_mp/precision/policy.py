@@ -164,10 +164,12 @@ def set_global_policy(name: str = "auto") -> PolicyChoice:
 
 
 @contextmanager
-def restored_policy() -> Iterator[None]:
-    """Puts back, after a `with` block, the global dtype policy that was there before it."""
+def restored_policy(policy: Any = None) -> Iterator[None]:
+    """Puts back, after a `with` block, the global dtype policy that was there before it; sets one within, if given."""
     previous = keras.mixed_precision.dtype_policy()
     try:
+        if policy is not None:
+            keras.mixed_precision.set_global_policy(policy)
         yield
     finally:
         keras.mixed_precision.set_global_policy(previous)
@@ -178,8 +180,7 @@ def asked_about(policy: str) -> Iterator[None]:
     """Sets the policy that a function builds its model in, in which case "auto" is this policy, too."""
     token = _asked_about.set(policy)
     try:
-        with restored_policy():
-            keras.mixed_precision.set_global_policy(policy)
+        with restored_policy(policy):
             yield
     finally:
         _asked_about.reset(token)

@@ -114,8 +114,7 @@ def _made(
     model: keras.Model, config: Config, policy: Any, sample: Any, merge: bool
 ) -> tuple[keras.Model, list[str], list[int], dict[int, keras.Variable]]:
     config, copied = unshare_across_graphs(config, set())
-    with restored_policy():
-        keras.config.set_dtype_policy(policy)
+    with restored_policy(policy):
         new = deserialize(config, custom_objects_of(model) | lambdas(model) | of_params(model), model)
         if sample is not None and not (new.built and len(new.weights) == len(model.weights)):
             new(sample, training=False)

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.metadata import version
 from typing import Any
@@ -16,6 +15,7 @@ import keras
 # Private: Keras tells nobody else that it writes HDF5.
 from keras.src.backend.common import global_state
 
+from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild.config import original_config
 from keras_mp.rebuild.notes import Changed, Notes, Place, notes_of, original_class, treatments_of, write_notes
 from keras_mp.rebuild.quantized_policies import policy_of, settle_policies, with_source
@@ -139,7 +139,7 @@ class Treated(Changed):
         original = cls._original
         known = {} if original is None else {keras.saving.get_registered_name(original): original}
         policy = config.get("policy")
-        with _under(policy):
+        with restored_policy(keras.dtype_policies.deserialize(policy)):
             layer = keras.saving.deserialize_keras_object(config["layer"], custom_objects=known)
         waiting = {
             tuple(entry["place"]): (_read(entry["treatments"]), entry["precision"])
@@ -159,7 +159,7 @@ class Treated(Changed):
         return (getattr(self._original, load.__name__), *arguments)  # type: ignore[union-attr]
 
     def build_from_config(self, config: Config) -> None:
-        with _under(_notes(self).kept.get(_POLICY)):
+        with restored_policy(keras.dtype_policies.deserialize(_notes(self).kept.get(_POLICY))):
             super().build_from_config(config)  # type: ignore[misc]
         treat_inside(self)  # before weights are loaded
 
@@ -175,20 +175,6 @@ def _policy_of_parts(layer: Any) -> Any:
         return None
     policy = layer.dtype_policy
     return policy if any(below.dtype_policy.name == policy.name for below in layers_below(layer)) else None
-
-
-@contextmanager
-def _under(policy: Config | None) -> Iterator[None]:
-    """A scope with a global dtype policy, which layers take that a model's own code makes; None for that of now."""
-    if policy is None:
-        yield
-        return
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(keras.dtype_policies.deserialize(policy))
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(before)
 
 
 class _BeforeCall:
