@@ -48,15 +48,11 @@ def _mixin(original: type, names: Collection[str]) -> type | None:
     return None if issubclass(original, Float8Layer) else Float8Layer
 
 
-def _without_history(layer: Any) -> None:
-    set_history(layer, None)
-
-
 register_treatments(
     {
         FLOAT8: Treatment(
             _mixin,
-            undo=_without_history,
+            undo=lambda layer: set_history(layer, None),
             built=build_history,
             order=1,
             write=keras.saving.serialize_keras_object,

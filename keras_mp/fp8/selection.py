@@ -126,7 +126,8 @@ def _decide(
     cost = predicted if isinstance(predicted, Cost) else None
     told = "" if cost is None else f": {_told(cost)}"
     if isinstance(layer, Float8Layer):
-        return Decision(path, layer, sizes, True, True, _computes(layer.scaling) + told, cost)
+        computes = f"it computes in {layer.scaling.title} with {layer.scaling}"
+        return Decision(path, layer, sizes, True, True, computes + told, cost)
     if select is not None:
         chosen = bool(select(path, layer))
         reason = "select chose it" if chosen else "select left it out"
@@ -138,10 +139,6 @@ def _decide(
     elif not reason and not (predicted if cost is None else cost.gain >= 1):
         reason = f"{product} does not gain"
     return Decision(path, layer, sizes, not reason, True, (reason or f"{product} gains") + told, cost)
-
-
-def _computes(scalings: Scalings) -> str:
-    return f"it computes in {scalings.title} with {scalings}"
 
 
 def _told(cost: Cost) -> str:

@@ -165,15 +165,11 @@ def _sparse_variables(model: keras.Model) -> list[keras.Variable]:
         own = [variable for variable in own_variables(layer) if variable.trainable]
         if _is_embedding(layer):
             embeddings += own
-        elif reads_sparse or _has_own_code(layer):
+        # Code of neither Keras nor this package may look rows of a weight up.
+        elif reads_sparse or package_of(original_class(layer).call) not in LIBRARIES:
             unclear += own
     return backend.sparse_gradients(model, embeddings, unclear)
 
 
 def _is_embedding(layer: keras.Layer) -> bool:
     return isinstance(layer, keras.layers.Embedding)
-
-
-def _has_own_code(layer: keras.Layer) -> bool:
-    """Whether the class of a layer is neither Keras's nor this package's: it may look rows of a weight up."""
-    return package_of(original_class(layer).call) not in LIBRARIES

@@ -77,11 +77,6 @@ def _split_count(text: str) -> list[tuple[str, int | tuple[int, ...], bool]]:
     return ways
 
 
-def _cores_in_name(chip: Chip) -> int:
-    """The factor from a slice's number of chips to the number in its name: 2 for "v4-8", 1 for "v5e-8"."""
-    return _CORES_IN_NAME.get(chip.name, 1)
-
-
 def _words_of(chip: Chip) -> set[str]:
     words = _name_words(" ".join([chip.name, chip.title, *chip.device_kinds]))
     sizes = [f"{chip.memory_bytes // GIB}gb"]
@@ -173,7 +168,7 @@ def target_in(text: str) -> tuple[Chip, int] | None:
             continue
         if isinstance(number, tuple):
             return chip, math.prod(number)
-        cores = _cores_in_name(chip) if dashed else 1
+        cores = _CORES_IN_NAME.get(chip.name, 1) if dashed else 1
         if number < 1 or number % cores:
             form = f"a name ends in a multiple of {cores}, its TensorCores" if cores > 1 else "the least is 1"
             raise ValueError(f"target={text!r} names {number / cores:g} {chip.title} chips: {form}")

@@ -75,7 +75,11 @@ def by_arguments(node: Config, cls: type, name: str, kept: tuple[str, ...] = ())
         The same, without the entries of Keras's base class that `__init__` does not take; they are given to the layer
         after it is made. The node itself where the class takes all.
     """
-    if node["registered_name"] == REGISTERED_NAME or "from_config" in _defined_below_keras(cls) or _is_sequential(cls):
+    if (
+        node["registered_name"] == REGISTERED_NAME
+        or "from_config" in _defined_below_keras(cls)
+        or issubclass(cls, keras.Sequential)  # made by its name alone; rules look for its layers in its config
+    ):
         return _without_dtype(node, cls)
     whole = {"name": name, **node["config"]}  # Keras itself leaves out a name that the class does not take
     given = {key: whole[key] for key in _OF_THE_BASE if key in whole and not takes(cls.__init__, key)}  # type: ignore[misc]
@@ -109,11 +113,6 @@ def with_hidden(node: Config, layer: keras.Layer, names: tuple[str, ...]) -> Con
     if not all(isinstance(value, (bool, int, float, str, type(None))) for value in values.values()):
         return None
     return {**node, "config": {**node["config"], **values}}
-
-
-def _is_sequential(cls: type) -> bool:
-    """Whether Keras makes it again by its name alone, and then adds the layers, which rules look for in its config."""
-    return issubclass(cls, keras.Sequential)
 
 
 def _without_dtype(node: Config, cls: type) -> Config:

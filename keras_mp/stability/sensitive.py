@@ -226,7 +226,8 @@ def _needs(layer: keras.Operation, output: str | None) -> Iterator[tuple[str, st
 
 
 def _needs_in_16_bits(layer: keras.Operation, output: str | None) -> Iterator[tuple[str, str]]:
-    if _adds_losses(layer) and "losses" not in treatments_of(layer):
+    # Keras's own code calls it for regularizers only.
+    if "add_loss" in names_in_own_code(layer) and "losses" not in treatments_of(layer):
         dtypes = {part.compute_dtype for part in (layer, *layers_below(layer))}
         for low in sorted(dtypes & set(LOW_PRECISION)):
             yield "losses", f"its add_loss may add a loss in {low}, which does not add up with the model's in float32"
@@ -253,11 +254,6 @@ def _needs_in_16_bits(layer: keras.Operation, output: str | None) -> Iterator[tu
         yield "float32", f"it adds up {long_sum} in {low}"
     elif _rounds_groups(layer):
         yield "groups", f"it rounds the numbers of its {group_count(layer)} groups of int4 weights to {low}"
-
-
-def _adds_losses(layer: keras.Operation) -> bool:
-    """Whether code in the layer's own class calls `add_loss`; Keras's calls it for regularizers only."""
-    return "add_loss" in names_in_own_code(layer)
 
 
 def names_in_own_code(layer: keras.Operation) -> set[str]:

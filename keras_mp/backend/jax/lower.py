@@ -68,7 +68,7 @@ def _lower(
         return Argument(kind, path, leaf.shape, str(leaf.dtype), parts, on_host=on_host)
 
     by_row = None if mesh is None else NamedSharding(mesh, PartitionSpec("batch"))
-    shapes = jax.tree.map(lambda leaf: _shape(leaf, by_row), batch, is_leaf=_is_tensor)
+    shapes = jax.tree.map(lambda leaf: _shape(leaf, by_row), batch, is_leaf=lambda x: isinstance(x, keras.KerasTensor))
     trainable, passive = model.trainable_variables, model.non_trainable_variables
     groups = [("parameters", trainable), ("state", passive)]
     if training:
@@ -127,10 +127,6 @@ def _without_tracebacks() -> Iterator[None]:
         yield
     finally:
         jax.config.update("jax_traceback_in_locations_limit", limit)
-
-
-def _is_tensor(x: Any) -> bool:
-    return isinstance(x, keras.KerasTensor)
 
 
 def _shape(tensor: Any, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:

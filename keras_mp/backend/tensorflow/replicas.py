@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -28,7 +27,7 @@ class OnReplicas:
             finally:
                 _step.rows = None
 
-        with _different_masks():
+        with patched({"keras.random.SeedGenerator.next": _own_draw}):
             return super().run(on_replica, args, kwargs, options)  # type: ignore[misc]
 
 
@@ -62,11 +61,6 @@ def global_mean(count: Any) -> Any:
     if share is None:
         return count
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, count) * share
-
-
-def _different_masks() -> AbstractContextManager[None]:
-    """Has each replica draw random numbers of its own, from seeds that are the same on all."""
-    return patched({"keras.random.SeedGenerator.next": _own_draw})
 
 
 def _own_draw(draw: Callable[..., Any]) -> Callable[..., Any]:
