@@ -12,7 +12,6 @@ from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import byte_size
 
 
-
 def page(report: Compilation) -> str:
     """The page as text: the answer, two bars, and the tables behind them, folded."""
     first, *sentences = told.answer(report)
