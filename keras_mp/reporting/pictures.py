@@ -19,7 +19,7 @@ OTHER = "#999999"
 _NAME, _LINE = 44, 110  # characters
 _BAND = 0.22  # how much of the ground the band of the seeds covers
 # Letters are text, in the reader's font, and a name is shown as it is written. The ids of the elements do not change.
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "keras_mp",
     "text.parse_math": False,
