@@ -246,8 +246,9 @@ def _over_chunks(
         chunks = (count + rows - 1) // rows
         size = (count + chunks - 1) // keras.ops.maximum(chunks, 1)
     else:
-        chunks = -(-count // rows)
-        size = -(-count // chunks)
+        # A multiple of 8 rows, which matrix units take whole.
+        size = min(rows, -(-count // -(-count // rows) // 8) * 8)
+        chunks = -(-count // size)
     missing = chunks * size - count
     padded = [keras.ops.pad(x, [(0, missing)] + [(0, 0)] * (len(x.shape) - 1)) for x in slices]
     cut = [keras.ops.reshape(x, (chunks, size, *x.shape[1:])) for x in padded]

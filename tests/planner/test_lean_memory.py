@@ -8,7 +8,7 @@ from benchmarks.plain_models import plain_gpt
 from models.gpt import gpt
 from models.transformer import Size
 
-LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH, BATCH = 1, 768, 12, 50304, 1024, 8  # GPT-2, of 12 blocks one
+LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH, BATCH = 1, 768, 12, 50304, 1024, 32  # GPT-2, of 12 blocks one
 
 
 def temporary(model, loss):
