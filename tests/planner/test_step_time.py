@@ -152,6 +152,7 @@ def test_arithmetic_that_is_fused_takes_as_many_additions_as_xlas_cycles():
         ("v4", (4096, 128, 11008), 1),
         ("v6e", (4096, 128, 4096), 2),
         ("v7x", (512, 8192, 128), 2),
+        ("v6e", (1, 64, 1), 1),
         ("h100", (4096, 64, 4096), 1),
     ],
 )

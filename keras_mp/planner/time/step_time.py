@@ -147,8 +147,12 @@ def link_seconds(wire: float, chip: Chip, of: Links) -> float:
 
 
 def padded(matmul: Matmul, chip: Chip) -> float:
-    """How many times its own operations a product takes on a TPU, which fills all rows and columns of a matrix unit."""
-    if chip.vendor != "google" or matmul.kind == "convolution":
+    """How many times its own operations a product takes on a TPU, which fills all rows and columns of a matrix unit.
+
+    A product with one row or one column is a sum of products to XLA, which vector units compute.
+    """
+    rows, _, columns = matmul.sizes
+    if chip.vendor != "google" or matmul.kind == "convolution" or 1 in (rows, columns):
         return 1.0
     side = SIDES.get(chip.name, SIDE)
     return math.prod(math.ceil(size / side) * side / size for size in matmul.sizes if size)
