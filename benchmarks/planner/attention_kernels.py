@@ -118,7 +118,7 @@ def main() -> None:
                 lines.append(row(name, target))
                 print(lines[-1], flush=True)
     if options.markdown:
-        put_table(options.markdown, "attention_kernels.py", lines)
+        put_table(options.markdown, "planner/attention_kernels.py", lines)
 
 
 if __name__ == "__main__":
