@@ -138,7 +138,8 @@ def numbers(model: keras.Model, x: Any, *, training: bool = True, jit: bool = Tr
         outputs = jax.tree.leaves(model.stateless_call(weights, state, x, training=training)[0])
         if padding is not None:
             shown = [padding.astype(bool).reshape(*padding.shape, *(1,) * (y.ndim - 2)) for y in outputs]
-            outputs = [y * seen if y.shape[1] == padding.shape[1] else y for y, seen in zip(outputs, shown, strict=True)]
+            length = padding.shape[1]  # an encoder's outputs may have another
+            outputs = [y * seen if y.shape[1] == length else y for y, seen in zip(outputs, shown, strict=True)]
         generator, total = np.random.default_rng(1), 0.0
         for output in outputs:
             total += (output.astype("float32") * generator.normal(size=output.shape).astype("float32")).sum()
