@@ -109,16 +109,16 @@ FOLLOWS = """\
 - **Collectives by XLA's table.** XLA measured collectives on 8 H100 (`collective_interpolator_data.h`): a start of 37
   us, and 0.77 of NVLink's peak. Taken by its source, before a run was scored with it. Most stay covered: of fuji-7B
   with 64K tokens 18.5 ms are uncovered where 10.5 were, of 933 ms, and its ratio goes from 0.84 to 0.85.
-- **Flash attention.** Where the source states it, the step is compiled with the kernel that its chip has, as `inspect`
-  compiles every step now: Splash on TPUs, cuDNN's on GPUs. "Scores in memory" is what it predicted before, and "ratio
-  before" that with the bytes of the scores left out. The median error of the 52 runs was 10.5% so, and is 12.5% with
-  the kernel. Five of the 15 rows come nearer, Llama 2 70B on v6e the most (0.80 to 0.89). Llama 3.1 70B on v7x goes
-  from 0.94 to 1.12, in FP8 from 1.01 to 1.30: Splash computes scores once more for each of its two backward kernels, and
-  heads of 128 features fill half of a matrix unit of 256, which counts twice. Beside the backward kernels is a product
-  of vectors, row by row, which was first taken for one that fills a matrix unit: those rows stood at 1.36 and 1.67.
-  Llama 2 7B on H100 goes from 0.87 to 0.78: cuDNN's kernel is timed at 0.52 of the peak. Rows of Llama 3.2 3B, packed, have a
-  mask of padding, with which the kit takes no kernel on a GPU: they were not compiled again. All rows that were are
-  taken at the stage of rule 15.
+- **Flash attention.** Where the source states it, the step is compiled with the kernel that its chip has, as
+  `inspect` compiles every step now: Splash on TPUs, cuDNN's on GPUs. "Scores in memory" is what it predicted before,
+  and "ratio before" that with the bytes of the scores left out. The median error of the 52 runs was 10.5% so, and is
+  12.5% with the kernel. Five of the 15 rows come nearer, Llama 2 70B on v6e the most (0.80 to 0.89). Llama 3.1 70B on
+  v7x goes from 0.94 to 1.12, in FP8 from 1.01 to 1.30: Splash computes scores once more for each of its two backward
+  kernels, and heads of 128 features fill half of a matrix unit of 256, which counts twice. Beside the backward
+  kernels is a product of vectors, row by row, which was first taken for one that fills a matrix unit: those rows
+  stood at 1.36 and 1.67. Llama 2 7B on H100 goes from 0.87 to 0.78: cuDNN's kernel is timed at 0.52 of the peak. Rows
+  of Llama 3.2 3B, packed, have a mask of padding, with which the kit takes no kernel on a GPU: they were not compiled
+  again. All rows that were are taken at the stage of rule 15.
 - **Recomputation that is named by tensor** cannot be said in Keras. Rows whose source keeps some products are compiled
   with each block recomputed, or with none; of Llama 3.1 70B the queries, keys and values that are recomputed here, and
   kept there, are a tenth of a block's forward products, and attention itself comes on top.
