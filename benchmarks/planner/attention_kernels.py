@@ -27,9 +27,10 @@ import keras
 import keras_mp
 from benchmarks.plain_models import plain_gpt
 from benchmarks.results import put_table
+from keras_mp.lowering import lower_step
 from keras_mp.planner.chips.targets import find_target
-from keras_mp.planner.compile.lower import lower_step
-from keras_mp.planner.inspect import report_of
+from keras_mp.planner.compile.compiler import compile_step
+from keras_mp.planner.inspect import report_on
 from keras_mp.planner.report.compile_report import CompileReport
 
 TARGETS = ("v5e", "v6e", "h100")
@@ -79,7 +80,7 @@ def inspected(name: str, target: str, *, kernels: bool) -> CompileReport:
         chip = find_target(target)
         step = lower_step(keras_mp.stabilize(model), batch, training=True, chip=chip.traced)
         # A TPU's kernels and their order are known when its compiler has assigned memory.
-        return report_of(step, chip, "mixed_bfloat16", until="memory")
+        return report_on(compile_step(step, chip, until="memory"), "mixed_bfloat16")
     finally:
         keras.config.enable_flash_attention()
 
