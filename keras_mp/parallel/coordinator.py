@@ -1,28 +1,23 @@
-"""The coordinator of several processes: their rendezvous, the check that all train the same, and their heartbeats."""
+"""Several processes: what must be the same on all, compared in the store of their engine, and which one is lost."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import queue
-import secrets
-import socket
+import re
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from keras_mp.parallel.cluster import Cluster, ClusterError, cluster_key, is_proof, proof, split_address
+from keras_mp import backend
+from keras_mp.parallel.cluster import Cluster, ClusterError
 
-HEARTBEAT_SECONDS = 1.0
+POLL_SECONDS = 1.0
 SILENCE_SECONDS = 20.0
 JOIN_SECONDS = 300.0
-# Whoever has not shown that it has the key gets this much time and so many bytes; of more strangers, the oldest goes.
-STRANGERS, STRANGER_SECONDS, STRANGER_BYTES = 32, 10.0, 1024
-MESSAGE_BYTES = 2**26  # of a process that trains with the others; the largest are lists of source files
 
 
 class LostWorkerError(RuntimeError):
@@ -36,24 +31,23 @@ def end_process(message: str) -> None:
 
 
 class Coordinator:
-    """Connects each process to the first one, the coordinator, until it leaves.
+    """Compares and shares values of all processes, and watches over them.
+
+    All is in the key-value store of the engine's own coordination service, `jax.distributed` or that of TensorFlow.
 
     ```
-    rendezvous:  the others connect to the first; both show that they have the key: each answers a random number of
-                 the other's with an HMAC, and nothing else is read before. When all have joined, each learns the
-                 addresses of all
-    agree:       each sends its value; the first compares, and all go on or all raise
-    heartbeat:   sent once a second, by the first to all others and by each of them to the first. A process that sends
-                 none for 20 seconds, or whose connection breaks before it leaves, is lost: the first tells all, and
-                 every process ends itself
+    join:   the engine's rendezvous, which waits for all
+    agree:  each writes its value; the first reads them all, and writes what all read: in what they differ
+    watch:  the first process sees from which one nothing is heard; it writes that under the key "lost", for which a
+            thread of every process waits, and every process ends itself. Who fails writes its error there
+    leave:  who leaves first writes how many calls and steps it has made. One that makes another would wait for ever,
+            and is lost. All wait until all have left
     ```
-
-    A process that is stopped (SIGSTOP) keeps its connections, so only a missing heartbeat tells.
 
     Args:
-        folder: a folder that all processes share, for the file of the key; see `cluster_key`.
-        join_seconds: the seconds that the rendezvous waits for all.
-        silence_seconds: the seconds for which a process may send no heartbeat.
+        join_seconds: the seconds that the rendezvous waits for all; so long a process that has left waits for others
+            that have made no step and no call since they joined, as in a loop of the user's own.
+        silence_seconds: the seconds for which nothing may be heard of a process.
         on_lost: a function that is called with the message when a process is lost.
     """
 
@@ -61,28 +55,32 @@ class Coordinator:
         self,
         cluster: Cluster,
         *,
-        folder: str | os.PathLike[str] = ".",
         join_seconds: float = JOIN_SECONDS,
         silence_seconds: float = SILENCE_SECONDS,
         on_lost: Callable[[str], None] = end_process,
     ) -> None:
-        self.cluster, self.silence_seconds, self.on_lost = cluster, silence_seconds, on_lost
-        self._peers: dict[int, _Peer] = {}
-        self._over = threading.Event()
-        deadline = time.monotonic() + join_seconds
-        own_port = _free_port()
-        self._key = cluster_key(Path(folder), cluster.index == 0, deadline)
+        self.cluster, self.on_lost = cluster, on_lost
+        self.join_seconds, self.silence_seconds = join_seconds, silence_seconds
+        self.steps = self.calls = self.calls_of_join = 0
+        self._first_left: tuple[int, int] | None = None
+        self._leaving, self._over = threading.Event(), threading.Event()
+        gpus = cluster.own_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        in_main = threading.current_thread() is threading.main_thread()
+        # Python's own handler would only run when the engine has ended to wait.
+        handler = signal.signal(signal.SIGINT, signal.SIG_DFL) if in_main else None
         try:
-            if cluster.index == 0:
-                self.addresses = self._host_rendezvous(deadline, own_port, join_seconds)
-            else:
-                self.addresses = self._join_rendezvous(deadline, own_port, join_seconds)
-        except BaseException:
-            self.close()
-            raise
-        for peer in self._peers.values():
-            threading.Thread(target=self._listen, args=(peer,), daemon=True).start()
-        threading.Thread(target=self._send_heartbeats, daemon=True).start()
+            backend.connect(cluster.addresses, cluster.index, gpus, silence_seconds, join_seconds, on_lost)
+        except backend.ENGINE_ERRORS as error:
+            raise LostWorkerError(self._why_not_joined(str(error))) from error
+        finally:
+            if in_main:
+                signal.signal(signal.SIGINT, handler)
+        self._threads = [
+            threading.Thread(target=target, daemon=True)
+            for target in (self._wait_for_loss, self._wait_for_first_end, self._listen)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def agree(self, name: str, value: Any) -> None:
         """Makes sure that all processes have the same value; all must call it, in the same order.
@@ -93,36 +91,21 @@ class Coordinator:
         Raises:
             ClusterError: on all of them, where one differs; names it and the difference.
         """
-        own = json.loads(json.dumps(value, default=str))
-        if self.cluster.index == 0:
-            others = {index: self._heard(peer) for index, peer in sorted(self._peers.items())}
-            text = "".join(
+
+        def judge(values: list[Any]) -> str:
+            return "".join(
                 f"\n  {self.cluster.name(index)}: {line}"
-                for index, other in others.items()
-                for line in differences(own, other["value"])
+                for index, other in enumerate(values)
+                for line in differences(values[0], other)
             )
-            verdict = f"the workers differ in {name}; beside worker 0{text}" if text else ""
-            for peer in self._peers.values():
-                peer.send({"kind": "verdict", "text": verdict})
-        else:
-            first = self._peers[0]
-            first.send({"kind": "value", "value": own})
-            verdict = self._heard(first)["text"]
-        if verdict:
+
+        if text := self._judged(value, judge):
             self.leave()
-            raise ClusterError(verdict)
+            raise ClusterError(f"the workers differ in {name}; beside worker 0{text}")
 
     def any(self, flag: bool) -> bool:
         """Tells whether the flag is set on any process; all must call it, in the same order."""
-        if self.cluster.index:
-            first = self._peers[0]
-            first.send({"kind": "value", "value": bool(flag)})
-            return bool(self._heard(first)["value"])
-        others = [self._heard(peer)["value"] for _, peer in sorted(self._peers.items())]
-        is_set = any(others) or bool(flag)
-        for peer in self._peers.values():
-            peer.send({"kind": "value", "value": is_set})
-        return is_set
+        return bool(self._judged(bool(flag), any))
 
     def from_first(self, value: Any) -> Any:
         """Gives all processes the value that the first one has; all must call it.
@@ -133,216 +116,151 @@ class Coordinator:
         Returns:
             The first one's value.
         """
-        if self.cluster.index == 0:
-            for peer in self._peers.values():
-                peer.send({"kind": "value", "value": value})
-            return value
-        return self._heard(self._peers[0])["value"]
+        self._count()
+        if self.cluster.index:
+            return json.loads(backend.store_get(str(self.calls)))
+        backend.store_put(str(self.calls), json.dumps(value))
+        return value
 
-    def leave(self) -> None:
-        """Leaves: from here on the others do not expect its heartbeats, nor it theirs."""
-        for peer in self._peers.values():
-            peer.send({"kind": "leave"})
-        self.close()
+    def begin_step(self, stop: bool) -> bool:
+        """Counts a step of the training; all must call it before each.
 
-    def _host_rendezvous(self, deadline: float, own_port: int, join_seconds: float) -> tuple[str, ...]:
-        server = _listening(self.cluster)
-        ports = {0: own_port}
-        expected = set(range(1, len(self.cluster.addresses)))
-        strangers: list[_Peer] = []
-        shown: queue.Queue[tuple[_Peer, int, int]] = queue.Queue()
+        Args:
+            stop: whether this process wants to stop after a step that is soon.
+
+        Returns:
+            Whether to stop after this one: on JAX the same on all processes, on TensorFlow `stop`, which the step sums.
+        """
+        self._count()
+        self.steps += 1
+        return backend.stops_after(self.steps, stop)
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Waits until all leave; where this process has failed, the others are told, and end."""
+        if self._leaving.is_set():
+            return
+        self._leaving.set()
+        own = self.cluster.name(self.cluster.index)
         try:
-            while missing := expected - self._peers.keys():
-                if time.monotonic() > deadline:
-                    text = (
-                        f"{', '.join(map(self.cluster.name, sorted(missing)))} did not join within {join_seconds:.0f} s"
-                    )
-                    self._tell_lost(text)
-                    raise LostWorkerError(text)
-                server.settimeout(0.1)
-                try:
-                    connection, _ = server.accept()
-                except TimeoutError:
-                    pass
-                else:
-                    stranger = _Peer(connection)
-                    strangers = [*strangers[-STRANGERS:], stranger]
-                    for oldest in strangers[:-STRANGERS]:
-                        oldest.close()
-                    threading.Thread(target=self._ask_for_the_key, args=(stranger, shown), daemon=True).start()
-                while not shown.empty():
-                    peer, index, port = shown.get()
-                    if peer not in strangers:  # closed meanwhile, as the oldest; it comes again
-                        continue
-                    strangers.remove(peer)
-                    if index not in expected or index in self._peers:
-                        text = f"{self.cluster.name(0)} expects no worker {index} (or no second)"
-                        peer.send({"kind": "lost", "text": text})
-                        peer.close()
-                        continue
-                    peer.index = index
-                    self._peers[index] = peer
-                    ports[index] = port
-        finally:
-            server.close()
-            for stranger in strangers:
-                stranger.close()
-        hosts = [split_address(address)[0] for address in self.cluster.addresses]
-        addresses = tuple(f"{host}:{ports[index]}" for index, host in enumerate(hosts))
-        for peer in self._peers.values():
-            peer.send({"kind": "welcome", "addresses": addresses})
-        return addresses
+            if error is not None:
+                self._over.set()
+                backend.store_put("lost", f"{own} has failed: {type(error).__name__}: {error}")
+            backend.store_put("left", json.dumps([self.cluster.index, self.calls if error is None else sys.maxsize]))
+            if error is None and self.cluster.index == 0:
+                for index in range(1, len(self.cluster.addresses)):
+                    backend.store_get(f"gone/{index}")
+                backend.store_put("lost", "")
+            elif error is None:
+                backend.store_put(f"gone/{self.cluster.index}", "")
+                self._threads[0].join()
+        except backend.ENGINE_ERRORS:
+            pass  # the store has gone, with the first process
+        self._over.set()
+        for thread in self._threads:  # one inside of the engine when Python ends would abort the process
+            thread.join(self.silence_seconds)
+        if error is None:
+            backend.disconnect()
 
-    def _ask_for_the_key(self, peer: _Peer, shown: queue.Queue[tuple[_Peer, int, int]]) -> None:
-        """Talks to one that has connected, in a thread of its own; only one that has the key is passed on."""
-        over = threading.Timer(STRANGER_SECONDS, peer.close)
-        over.daemon = True
-        over.start()
-        number = secrets.token_hex(32)
-        peer.send({"kind": "challenge", "number": number})
-        said = peer.receive(limit=STRANGER_BYTES) or {}
-        index, port, theirs = said.get("index"), said.get("port"), said.get("number")
-        over.cancel()
-        if (
-            type(index) is int
-            and type(port) is int
-            and is_proof(said.get("proof"), self._key, number, theirs, index, port)
-        ):
-            peer.send({"kind": "accepted", "proof": proof(self._key, theirs, number)})
-            shown.put((peer, index, port))
-        else:
-            peer.close()
+    def who_is_lost(self, error: BaseException) -> str:
+        """Names the processes that an engine's error says are lost; empty where it names none."""
+        # TensorFlow's list of those that it does not hear, without the process from which this one learnt of it.
+        listed = re.search(r"unhealthy.*\n((?:\S*/task:\d+\n)+)", str(error))
+        numbers = re.findall(r"/task:(\d+)\b", listed[1] if listed else str(error))
+        indices = sorted({int(number) for number in numbers} - {self.cluster.index})
+        return ", ".join(self.cluster.name(index) for index in indices if index < len(self.cluster.addresses))
 
-    def _join_rendezvous(self, deadline: float, own_port: int, join_seconds: float) -> tuple[str, ...]:
-        host, port = split_address(self.cluster.addresses[0])
-        reason = ""
-        while time.monotonic() < deadline or not reason:
+    def lose(self, text: str) -> None:
+        """Tells all processes that one is lost, and ends this one."""
+        if not self._over.is_set():
             try:
-                first = _Peer(socket.create_connection((host, port), timeout=5.0), index=0)
-            except OSError as error:
-                reason = f"({error}): is it started, and is the port open?"
-            else:
-                if self._show_the_key(first, own_port):
-                    break
-                first.close()
-                reason = "as one that has the same key does: is another program at its port, or has it another key?"
-            time.sleep(0.2)
-        else:
-            raise LostWorkerError(f"{self.cluster.name(0)} does not answer within {join_seconds:.0f} s {reason}")
-        self._peers[0] = first
-        answer = first.receive(timeout=max(1.0, deadline - time.monotonic()) + 5.0)
-        if answer is None or answer["kind"] != "welcome":
-            raise LostWorkerError(answer["text"] if answer else f"{self.cluster.name(0)} ended before all had joined")
-        return tuple(answer["addresses"])
-
-    def _show_the_key(self, first: _Peer, own_port: int) -> bool:
-        """Answers the challenge of the first process; whether it has the key, too."""
-        theirs = (first.receive(timeout=5.0, limit=STRANGER_BYTES) or {}).get("number")
-        if not isinstance(theirs, str):
-            return False
-        number, index = secrets.token_hex(32), self.cluster.index
-        shown = proof(self._key, theirs, number, index, own_port)
-        first.send({"kind": "join", "index": index, "port": own_port, "number": number, "proof": shown})
-        answer = first.receive(timeout=5.0, limit=STRANGER_BYTES) or {}
-        return is_proof(answer.get("proof"), self._key, number, theirs)
-
-    def _listen(self, peer: _Peer) -> None:
-        while not self._over.is_set():
-            message = peer.receive()
-            if message is None:
-                self._lose(peer.index, "has ended, or its connection broke")
-                return
-            peer.last_heard = time.monotonic()
-            kind = message.get("kind")
-            if kind == "leave":
-                peer.has_left = True
-                return
-            if kind == "lost":
-                self._end(str(message.get("text")))
-            elif kind != "heartbeat":
-                peer.inbox.put(message)
-
-    def _send_heartbeats(self) -> None:
-        last_sent = time.monotonic()
-        while not self._over.wait(HEARTBEAT_SECONDS):
-            now = time.monotonic()
-            # After this process itself was stopped, it cannot tell who else was silent.
-            was_stopped, last_sent = now - last_sent > HEARTBEAT_SECONDS + self.silence_seconds / 2, now
-            for peer in list(self._peers.values()):
-                if peer.has_left:
-                    continue
-                if was_stopped:
-                    peer.last_heard = now
-                peer.send({"kind": "heartbeat"})
-                if now - peer.last_heard > self.silence_seconds:
-                    self._lose(peer.index, f"has been silent for {self.silence_seconds:.0f} s: is it stopped?")
-
-    def _heard(self, peer: _Peer) -> Any:
-        message = peer.inbox.get()
-        if message is None:
-            raise LostWorkerError(f"{self.cluster.name(peer.index)} is gone")
-        return message
-
-    def _lose(self, index: int, how: str) -> None:
-        if not self._over.is_set() and not self._peers[index].has_left:
-            text = f"{self.cluster.name(index)} {how}"
-            self._tell_lost(text)
+                backend.store_put("lost", text)
+            except backend.ENGINE_ERRORS:
+                pass
             self._end(text)
 
-    def _tell_lost(self, text: str) -> None:
-        if self.cluster.index == 0:
-            for peer in self._peers.values():
-                peer.send({"kind": "lost", "text": text})
+    def _judged(self, value: Any, judge: Callable[[list[Any]], Any]) -> Any:
+        """Gives all processes what the first one says of the values of all."""
+        self._count()
+        key = str(self.calls)
+        if self.cluster.index:
+            backend.store_put(f"{key}/{self.cluster.index}", json.dumps(value, default=str))
+            return json.loads(backend.store_get(key))
+        others = [json.loads(backend.store_get(f"{key}/{index}")) for index in range(1, len(self.cluster.addresses))]
+        result = judge([json.loads(json.dumps(value, default=str)), *others])
+        backend.store_put(key, json.dumps(result))
+        return result
 
     def _end(self, text: str) -> None:
         if not self._over.is_set():
             self._over.set()
-            for peer in self._peers.values():
-                peer.inbox.put(None)
-            self.on_lost(f"{text}. The training ends here; run it again with --resume to go on")
+            self._leaving.set()
+            if self.cluster.index == 0:
+                time.sleep(POLL_SECONDS)  # the store ends with this process: before, the others read or print why
+            stop = "" if text.endswith("?") else "."
+            self.on_lost(f"{text}{stop} The training ends here; run it again with --resume to go on")
 
-    def close(self) -> None:
-        """Closes the connections without leaving: the others learn that this process has ended."""
-        self._over.set()
-        for peer in self._peers.values():
-            peer.close()
+    def _count(self) -> None:
+        self.calls += 1
+        self._check_order()
 
+    def _check_order(self) -> None:
+        if self._first_left is not None and self.calls > self._first_left[1]:
+            self._lose_to_early_end()
 
-class _Peer:
-    """A connection that carries JSON lines."""
+    def _lose_to_early_end(self) -> None:
+        assert self._first_left is not None
+        first, own = self.cluster.name(self._first_left[0]), self.cluster.name(self.cluster.index)
+        self.lose(f"{first} has ended its part of the training, and {own} has not: it would wait for ever")
 
-    def __init__(self, connection: socket.socket, index: int = -1) -> None:
-        connection.settimeout(None)
-        self.index, self.last_heard, self.has_left = index, time.monotonic(), False
-        self.inbox: queue.Queue[Any] = queue.Queue()
-        self._connection, self._file = connection, connection.makefile("rb")
-        self._lock = threading.Lock()
-
-    def send(self, message: dict[str, Any]) -> None:
+    def _wait_for_loss(self) -> None:
         try:
-            with self._lock:
-                self._connection.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            pass  # whoever listens on this connection finds out
+            text = backend.store_get("lost")
+        except backend.ENGINE_ERRORS:
+            # A process that is leaving has no more need of the first one.
+            text = "" if self._leaving.is_set() else self._first_is_lost()
+        if text:
+            self._end(text)
 
-    def receive(self, timeout: float | None = None, limit: int = MESSAGE_BYTES) -> dict[str, Any] | None:
-        """The next message; None when there will be none, none in time, or none that is an object of so many bytes."""
+    def _wait_for_first_end(self) -> None:
         try:
-            self._connection.settimeout(timeout)
-            line = self._file.readline(limit)
-            self._connection.settimeout(None)
-            message = json.loads(line) if line.endswith(b"\n") else None
-        except (OSError, ValueError, RecursionError):
-            return None
-        return message if isinstance(message, dict) else None
+            index, calls = json.loads(backend.store_get("left"))
+        except backend.ENGINE_ERRORS:
+            return
+        self._first_left = index, calls
+        self._check_order()
+        # A loop of the user's own counts no steps.
+        if not self._leaving.wait(self.join_seconds) and self.calls == self.calls_of_join:
+            self._lose_to_early_end()
 
-    def close(self) -> None:
-        try:
-            self._connection.shutdown(socket.SHUT_RDWR)  # ends a read that waits in another thread
-        except OSError:
-            pass
-        self._file.close()  # while it is open, so is the connection
-        self._connection.close()
+    def _listen(self) -> None:
+        while not self._over.wait(POLL_SECONDS):
+            late = threading.Timer(self.silence_seconds, self._end, [self._first_is_lost()])
+            late.daemon = True
+            late.start()
+            try:
+                silent = backend.silent_processes(len(self.cluster.addresses), self.silence_seconds)
+            except backend.ENGINE_ERRORS:
+                return  # the thread that waits for a loss says so
+            finally:
+                late.cancel()
+            if silent:
+                names = ", ".join(map(self.cluster.name, silent))
+                self.lose(f"{names} has ended, or has been silent for {self.silence_seconds:.0f} s: is it stopped?")
+
+    def _first_is_lost(self) -> str:
+        return f"{self.cluster.name(0)} has ended, or has been silent for {self.silence_seconds:.0f} s: is it stopped?"
+
+    def _why_not_joined(self, text: str) -> str:
+        _, listed, missing = text.rpartition("timed out task names:")
+        indices = sorted({int(number) for number in re.findall(r"task:(\d+)", missing)})
+        if listed and indices:
+            return f"{', '.join(map(self.cluster.name, indices))} did not join within {self.join_seconds:.0f} s"
+        if self.cluster.index and "deadline" in text.lower():
+            return (
+                f"{self.cluster.name(0)} does not answer within {self.join_seconds:.0f} s: is it started, is its "
+                "address right, and is its port open?"
+            )
+        return f"{self.cluster.name(self.cluster.index)} cannot join: is its port in use? {text}"
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
@@ -357,48 +275,3 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
             lines += differences(one.get(key), other.get(key), f"{path}.{key}" if path else str(key))
         return lines
     return [] if one == other else [f"{path + ': ' if path else ''}{other!r}, and worker 0 has {one!r}"]
-
-
-def _listening(cluster: Cluster) -> socket.socket:
-    """A socket at the first address: of the interface that its host names, or of all."""
-    host, port = split_address(cluster.addresses[0])
-    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    if _is_loopback(str(place[0])) and not all(
-        _is_loopback(split_address(address)[0]) for address in cluster.addresses
-    ):
-        # Debian gives a machine's own name the address 127.0.1.1, at which the others do not reach it.
-        place = ("::" if family == socket.AF_INET6 else "0.0.0.0", port)
-    try:
-        return _bound(family, place)
-    except OSError as error:
-        if error.errno == errno.EADDRNOTAVAIL:  # the host's public address, say, which a router translates
-            return _bound(family, ("::" if family == socket.AF_INET6 else "0.0.0.0", port))
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise OSError(
-            errno.EADDRINUSE,
-            f"port {port} of {cluster.name(0)} is in use, by an earlier run that has not ended or by another program: "
-            "end it, or give another port",
-        ) from None
-
-
-def _bound(family: int, place: Any) -> socket.socket:
-    server = socket.socket(family)
-    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        server.bind(place)
-        server.listen()
-    except OSError:
-        server.close()
-        raise
-    return server
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

@@ -20,7 +20,7 @@ from keras.src.utils.rng_utils import get_random_seed
 
 from keras_mp import backend
 from keras_mp.parallel.cluster import Cluster
-from keras_mp.parallel.coordinator import HEARTBEAT_SECONDS, Coordinator
+from keras_mp.parallel.coordinator import POLL_SECONDS, Coordinator
 from keras_mp.system.packages import installed
 
 PACKAGES = ("keras", "tensorflow", "jax", "jaxlib", "numpy")
@@ -42,40 +42,33 @@ def join(
         settings: the settings of the training, by name, which must be the same on all.
         code: folders whose modules and packages, where they have been imported, must be the same on all, beside the
             kit's and those that lie where the program does.
-        **options: further arguments of `Coordinator`; `folder`, which all share, is where the key lies with which they
-            know one another.
+        **options: further arguments of `Coordinator`.
 
     Raises:
-        ClusterError: If there is no key that all have; the message says how to give one.
-        LostWorkerError: If another process did not join.
+        LostWorkerError: If another process did not join; on JAX, which aborts this process then, a message says so.
         ClusterError: If the processes differ; the message names the difference.
-        OSError: If the port of the first process is in use.
     """
     if cluster is None:
         yield
         return
     coordinator = Coordinator(cluster, **options)
+    _joined.append(coordinator)
     try:
         coordinator.agree("versions", _versions())
         coordinator.agree("code", _code([_program_folder(), *code]))
         coordinator.agree("settings", dict(settings or {}))
-        gpus = cluster.own_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-        backend.connect(coordinator.addresses, cluster.index, gpus, coordinator.silence_seconds)
-    except BaseException:
-        coordinator.close()
-        raise
-    _joined.append(coordinator)
-    try:
         _agree_on_seed(coordinator)
+        coordinator.calls_of_join = coordinator.calls
         yield
-    except BaseException as error:
-        if isinstance(error, backend.COLLECTIVE_ERRORS):
-            # Probably another process is lost: the coordinator will soon name it, and end this one.
-            time.sleep(coordinator.silence_seconds + 2 * HEARTBEAT_SECONDS)
-        coordinator.close()  # without leaving: the others learn that this one has ended
-        raise
-    else:
         coordinator.leave()
+    except BaseException as error:
+        if backend.is_engine_error(error):
+            # Another process is lost, probably: where the error does not say which, a message that does ends this one.
+            if lost := coordinator.who_is_lost(error):
+                coordinator.lose(f"{lost} has ended, or is silent: is it stopped?")
+            time.sleep(coordinator.silence_seconds + 2 * POLL_SECONDS)
+        coordinator.leave(error)
+        raise
     finally:
         _joined.pop()
 
@@ -108,6 +101,17 @@ def agree(name: str, value: Any) -> None:
     """Makes sure that all processes have the same value; see `Coordinator.agree`. Nothing to do for a process alone."""
     if _joined:
         _joined[-1].agree(name, value)
+
+
+def begin_step(stop: bool) -> bool:
+    """Tells whether training stops after the step that begins.
+
+    All processes must call it before every step, as `keras_mp.training.fit` does.
+
+    Args:
+        stop: whether this process wants to stop soon.
+    """
+    return _joined[-1].begin_step(stop) if _joined else stop
 
 
 def any_process(flag: bool) -> bool:

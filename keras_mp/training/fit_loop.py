@@ -84,7 +84,7 @@ class _Shares(keras.callbacks.Callback):
     """
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._model.stop_training = workers.any_process(bool(self._model.stop_training))
+        self._model.stop_training = workers.begin_step(bool(self._model.stop_training))
 
     def on_train_begin(self, logs: Any = None) -> None:
         backend.shards_input(True)
@@ -137,7 +137,7 @@ def _fit_together(
         for index in range(len(batches)):
             listed.on_train_batch_begin(index)
             # One that wants to stop takes the others with it, after the same step.
-            step_logs, stops = steps.train(batches[index], bool(model.stop_training))
+            step_logs, stops = steps.train(batches[index], workers.begin_step(bool(model.stop_training)))
             model.stop_training = stops
             listed.on_train_batch_end(index, step_logs)
             if stops:

@@ -388,5 +388,4 @@ def _together(config: Any, recipe: TrainingRecipe) -> AbstractContextManager[Non
 
     cluster = find_cluster(getattr(config, "hosts", None), getattr(config, "host_index", None))
     settings = {name: value for name, value in vars(config).items() if name not in ("hosts", "host_index", "output")}
-    folder = getattr(config, "output", None) or "."  # where the checkpoints are, which all must see
-    return join(cluster, {"recipe": recipe.given, **settings}, code=[module_name(recipe.file)[1]], folder=folder)
+    return join(cluster, {"recipe": recipe.given, **settings}, code=[module_name(recipe.file)[1]])

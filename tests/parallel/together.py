@@ -19,6 +19,7 @@ from keras_mp import backend
 from keras_mp.parallel import workers
 from keras_mp.parallel.cluster import find_cluster
 from keras_mp.training.fit_loop import fit
+from recipes.common.interrupt import StopOnInterrupt
 
 LENGTH, BATCH, SEQUENCES, PARTS = 8, 8, 40, 2
 
@@ -36,6 +37,7 @@ def read(arguments):
     parser.add_argument("--gpt", action="store_true", help="the repository's model; a smaller one is traced sooner")
     parser.add_argument("--every", type=int, default=0)
     parser.add_argument("--silence", type=float, default=20.0)
+    parser.add_argument("--join", type=float, default=60.0)
     return parser.parse_args(arguments)
 
 
@@ -117,8 +119,9 @@ def train(options, run):
         history = keras.callbacks.History()
         saves = keras_mp.TrainingCheckpoint(folder / "checkpoints", batches, every=options.every, callbacks=[history])
         monitor = keras_mp.PrecisionMonitor(measure_gradients=False)  # which are those of the first replica
-        callbacks = [monitor, history, Pause(options.pause), saves]
-        fit(model, batches, options.epochs, (tokens[SEQUENCES:, :-1], tokens[SEQUENCES:, 1:]), 4, callbacks)
+        with StopOnInterrupt() as interrupt:
+            callbacks = [monitor, history, Pause(options.pause), interrupt, saves]
+            fit(model, batches, options.epochs, (tokens[SEQUENCES:, :-1], tokens[SEQUENCES:, 1:]), 4, callbacks)
         values = {f"{i} {v.name}": backend.to_numpy(v) for i, v in enumerate(model.variables)}
         values |= {f"optimizer {i}": backend.to_numpy(v) for i, v in enumerate(model.optimizer.variables)}
         values["skipped"] = backend.to_numpy(model.optimizer.skipped_steps)
@@ -129,6 +132,6 @@ def train(options, run):
 if __name__ == "__main__":
     options = read(sys.argv[1:])
     asked = {name: value for name, value in vars(options).items() if name != "folder"}
-    with workers.join(find_cluster(), asked, join_seconds=60, silence_seconds=options.silence):
+    with workers.join(find_cluster(), asked, join_seconds=options.join, silence_seconds=options.silence):
         for run in options.runs:
             train(options, run)

@@ -3,38 +3,68 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
 
 import jax
 import keras
 import numpy as np
 
-COLLECTIVE_ERRORS = (jax.errors.JaxRuntimeError,)
-"""What a step raises when another process is gone."""
+# Private: the key-value store of jax.distributed, and its service's limit for the rendezvous, which no argument sets.
+from jax._src import distributed
+
+ENGINE_ERRORS = (jax.errors.JaxRuntimeError,)
+"""What a step or the store raises when another process is gone."""
 
 LATER_SECONDS = 10.0
-"""How much later than the kit's coordinator JAX's own ends a training, whose process sends no heartbeat."""
+"""How much later than the kit, which names the process, JAX itself may end a training."""
 
+_heard: dict[int, tuple[str, float]] = {}
 _shards_input = [False]
 
 
 def connect(
-    addresses: Sequence[str], index: int, gpus: Sequence[int] | None = None, silence_seconds: float = 20.0
+    addresses: Sequence[str],
+    index: int,
+    gpus: Sequence[int] | None,
+    silence_seconds: float,
+    join_seconds: float,
+    on_lost: Callable[[str], None],
 ) -> None:
     """Connects this process with the others.
 
     Args:
-        addresses: `host:port` of each; on the first one JAX's coordinator is to listen.
+        addresses: `host:port` of each; on the first one JAX's coordination service is to listen.
         index: the number of this process among them.
         gpus: the numbers of the visible GPUs that this process takes; all by default.
-        silence_seconds: the seconds after which the kit ends a training whose process sends no heartbeat; JAX does so
-            later, so that the message which names the process comes first.
+        silence_seconds: the seconds after which the kit ends a training of which one process is silent.
+        join_seconds: the seconds that the rendezvous waits for all; then JAX aborts this process.
+        on_lost: a function that is called with a message where the first process does not answer.
 
     Raises:
         RuntimeError: JAX has computed something already, and can no longer be connected.
     """
+    everyone = ", ".join(f"worker {number} ({address})" for number, address in enumerate(addresses))
+    waits = f"waiting for {everyone}. JAX lists the numbers of those that did not join when it ends this process"
+    first = f"worker 0 ({addresses[0]}) does not answer within {join_seconds:.0f} s: is it started, is its address"
+    notices = [
+        threading.Timer(min(10.0, join_seconds / 2), print, [waits], {"file": sys.stderr, "flush": True}),
+        threading.Timer(join_seconds + 2, on_lost, [f"{first} right, and is its port open?"]),
+    ]
+    for notice in notices:
+        notice.daemon = True
+        notice.start()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    make_service = distributed._jax.get_distributed_runtime_service
+    distributed._jax.get_distributed_runtime_service = partial(
+        make_service, cluster_register_timeout=math.ceil(join_seconds)
+    )
     try:
         jax.distributed.initialize(
             addresses[0],
@@ -44,13 +74,83 @@ def connect(
             # In a SLURM job JAX would take the GPU numbered SLURM_LOCALID alone: also where a process has a whole
             # machine, and where CUDA_VISIBLE_DEVICES gives each process its own, which is then number 0.
             cluster_detection_method="deactivate",
-            heartbeat_timeout_seconds=math.ceil(silence_seconds + LATER_SECONDS),
+            initialization_timeout=math.ceil(join_seconds + LATER_SECONDS),
+            # The last heartbeat, of which JAX sends two in that time, may be half of it old when a process is killed.
+            heartbeat_timeout_seconds=math.ceil(2 * silence_seconds + LATER_SECONDS),
         )
+    except jax.errors.JaxRuntimeError:
+        raise  # such as a port in use
     except RuntimeError as error:
         raise RuntimeError(
             "JAX can only be connected with other processes before it computes anything: begin the training with this, "
             f"before any model or random seed ({error})"
         ) from error
+    finally:
+        distributed._jax.get_distributed_runtime_service = make_service
+        for notice in notices:
+            notice.cancel()
+
+
+def store_put(key: str, text: str) -> None:
+    """Writes a text where all processes can read it; one that is there stays."""
+    client: Any = distributed.global_state.client
+    try:
+        client.key_value_set(f"keras_mp/{key}", text)
+    except jax.errors.JaxRuntimeError as error:
+        if "ALREADY_EXISTS" not in str(error):
+            raise
+
+
+def store_get(key: str) -> str:
+    """Reads a text, and waits until a process has written it."""
+    client: Any = distributed.global_state.client
+    return str(client.blocking_key_value_get(f"keras_mp/{key}", 2**40))
+
+
+def silent_processes(count: int, silence_seconds: float) -> list[int]:
+    """Says that this process lives; to be called once a second.
+
+    Returns:
+        Those of which nothing was heard for some seconds, on the first process; the others do not ask.
+    """
+    now, own, client = time.monotonic(), distributed.global_state.process_id, cast(Any, distributed.global_state.client)
+    client.key_value_set(f"keras_mp/beat/{own}", str(now), allow_overwrite=True)
+    if own:
+        return []
+    # After this process itself was stopped, it cannot tell who else was silent.
+    was_stopped = now - _heard.get(0, ("", now))[1] > 1 + silence_seconds / 2
+    beats = {int(key.rpartition("/")[2]): beat for key, beat in client.key_value_dir_get("keras_mp/beat/")}
+    for index in range(count):
+        beat = beats.get(index, "")
+        if was_stopped or index not in _heard or _heard[index][0] != beat:
+            _heard[index] = beat, now
+    return [index for index, (_, heard) in _heard.items() if now - heard > silence_seconds]
+
+
+def stops_after(step: int, stop: bool) -> bool:
+    """Whether all processes stop after a step; one that wants to, or gets SIGTERM, takes the others with it.
+
+    Args:
+        step: the number of the step; all must call this at every one.
+        stop: whether this process wants to stop.
+    """
+    from jax.experimental import multihost_utils  # not above, because Keras does not import it
+
+    stops = bool(multihost_utils.reached_preemption_sync_point(step))
+    if stop and not stops:
+        os.kill(os.getpid(), signal.SIGTERM)  # which JAX takes as the notice of a preemption, and tells all
+    return stops
+
+
+def disconnect() -> None:
+    """Ends the connection; all must call it. A process that exits would wait five minutes for the others."""
+    jax.distributed.shutdown()
+
+
+def is_engine_error(error: BaseException) -> bool:
+    """Whether a step may have raised it because another process is gone."""
+    # Gloo, which sums between processes on a CPU, reports a broken connection as a ValueError.
+    return isinstance(error, ENGINE_ERRORS) or (isinstance(error, ValueError) and "Gloo" in str(error))
 
 
 def steps_of(model: keras.Model) -> Any:
