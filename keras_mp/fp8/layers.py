@@ -41,7 +41,7 @@ class AmaxHistory(keras.layers.Layer):
     little, never too much.
 
     Where a step's gradients do not pass the layer, JAX overwrites the history with zeros: it starts over. So it does
-    where the layer's kernel is assigned outside a step, as by loading weights, which other amaxes would clip.
+    where weights are loaded without amaxes, as those of other weights would clip them.
 
     Args:
         length: the number of steps whose amaxes are kept.
