@@ -8,8 +8,9 @@ from typing import Any
 
 import keras
 
-# Private, because Keras has no public way to read and to set a tensor's mask.
+# Private, because Keras has no public way to read and to set a tensor's mask, and to read weights as a layer does.
 from keras.src.backend import get_keras_mask, set_keras_mask
+from keras.src.backend.common.variables import AutocastScope
 
 from keras_mp import backend
 from keras_mp.rebuild.activation import activation_of
@@ -35,6 +36,14 @@ class Float32Inside:
         if not _is_float(x) or keras.backend.standardize_dtype(x.dtype) == precision_of_layer(self):
             return x  # the same object: on it Keras keeps the logits of a softmax
         return keras.ops.cast(x, precision_of_layer(self))
+
+
+class UnroundedArguments(Float32Inside):
+    """Reads arguments as they come, where Keras rounds those in float32; weights and the result in `precision`."""
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        with AutocastScope(precision_of_layer(self)):
+            return super().call(*args, **kwargs)
 
 
 class Float32BatchNormalization(Float32Inside):

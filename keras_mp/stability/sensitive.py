@@ -123,6 +123,10 @@ PASSING_ON = (
 )
 
 
+_SINES = {"sin", "cos"}
+_ONCE = ("__init__", "build")
+
+
 class SensitiveLayer(NamedTuple):
     """A layer that must not run in low precision, and does.
 
@@ -145,9 +149,11 @@ def sensitive_layers(model: keras.Model) -> list[SensitiveLayer]:
 
     These are normalizations (Keras's, and custom layers whose class name ends in Norm or Normalization), softmax as a
     layer, as an activation and inside attention, regularizers of activations, losses that a layer's own code adds, the
-    layers that compute the model's outputs, and those that add up more than 16 numbers in the dtype of their inputs, as
-    average pooling does; also softmax as an operation of a functional graph, and layers of int4 weights in more groups
-    than the 16-bit dtype counts exactly. Operations in a layer's own `call()` are not seen.
+    layers that compute the model's outputs, those that add up more than 16 numbers in the dtype of their inputs, as
+    average pooling does, and those whose own code takes sines or cosines, of angles in 16 bits or of arguments that a
+    functional model gives them in float32; also softmax as an operation of a functional graph, and layers of int4
+    weights in more groups than the 16-bit dtype counts exactly. Other operations in a layer's own `call()`, and
+    functions outside its class, are not seen.
 
     In any precision, a ReversibleEmbedding layer whose inputs Keras quantizes is listed, too: in int8, Keras gives what
     comes before its logits no gradient.
@@ -252,15 +258,52 @@ def _needs_in_16_bits(layer: keras.Operation, output: str | None) -> Iterator[tu
         yield "float32", f"it sums squares over many values in {low}"
     elif long_sum := long_sum_of(layer):
         yield "float32", f"it adds up {long_sum} in {low}"
+    elif _takes_sines(layer) and _computes_angles(layer):
+        yield "float32", f"it takes the sine or cosine of angles that it computes in {low}"
+    elif _takes_sines(layer) and _rounds_arguments(layer) and "arguments" not in treatments_of(layer):
+        yield "arguments", f"it takes the sine or cosine of arguments that Keras first rounds to {low}"
     elif _rounds_groups(layer):
         yield "groups", f"it rounds the numbers of its {group_count(layer)} groups of int4 weights to {low}"
 
 
+def _takes_sines(layer: keras.Operation) -> bool:
+    """Whether a method of the layer's own class takes sines or cosines, not only of tables that it makes once.
+
+    There is no data here that would say how large the angles are: past 256, bfloat16 steps over whole radians.
+    """
+    return any(names_in(code) & _SINES for code in _own_code(layer) if code.co_name not in _ONCE)
+
+
+def _computes_angles(layer: keras.Operation) -> bool:
+    """Whether a layer that takes sines names no wider dtype for the angles; of one with layers inside not known.
+
+    What such a layer computes beside the angles would be in float32, too.
+    """
+    codes = [code for code in _own_code(layer) if code.co_name not in _ONCE and names_in(code) & _SINES]
+    return not children_of(layer) and any(not _constants(code) & {"float32", "float64"} for code in codes)
+
+
+def _rounds_arguments(layer: Any) -> bool:
+    """Whether a functional model calls a layer on float32 tensors, which Keras rounds before its code reads them."""
+    # Private, as a layer has no public list of the calls that a graph makes.
+    tensors = [tensor for node in layer._inbound_nodes for tensor in node.input_tensors]
+    return layer.autocast and any(tensor.dtype == "float32" for tensor in tensors)
+
+
 def names_in_own_code(layer: keras.Operation) -> set[str]:
     """The names of attributes and globals that code in a layer's own class uses."""
+    return set().union(*map(names_in, _own_code(layer)))
+
+
+def _own_code(layer: keras.Operation) -> list[CodeType]:
     own = [cls for cls in type(layer).__mro__ if package_of(cls) not in LIBRARIES]
-    functions = [inspect.unwrap(value) for cls in own for value in vars(cls).values() if inspect.isfunction(value)]
-    return set().union(*(names_in(function.__code__) for function in functions))
+    functions = [getattr(value, "__func__", value) for cls in own for value in vars(cls).values()]  # also static ones
+    return [inspect.unwrap(function).__code__ for function in functions if inspect.isfunction(function)]
+
+
+def _constants(code: CodeType) -> set[Any]:
+    inner = [_constants(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_consts).union(*inner)
 
 
 def names_in(code: CodeType) -> set[str]:

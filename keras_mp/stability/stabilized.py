@@ -28,6 +28,7 @@ from keras_mp.stability.float32_layers import (
     Float32Regularizer,
     Float32RowNormalization,
     SumsInFloat32,
+    UnroundedArguments,
     float32_activation,
     plain_activation,
 )
@@ -44,6 +45,9 @@ def stabilize(model: keras.Model) -> keras.Model:
     - Attention adds up and normalizes its scores in float32; the products keep 16-bit operands. On a TPU it is what was
       asked for, in any precision, where Keras's own is not; `report` says by what it is computed there.
     - The output layer keeps 16-bit operands and returns float32: bias, activation and the loss are in float32.
+    - A layer whose class takes sines or cosines computes in float32, or, where it has layers inside or names float32
+      for the angles, reads what it is given in float32 unrounded. Times and positions have to reach it so, as inputs of
+      a functional model do; a subclassed model rounds its inputs. `audit` measures how far such a layer is off.
     - Regularizers of activations add up in float32; what a layer's own code hands to `add_loss` becomes float32.
     - Of weights that Keras quantized, the numbers of int4 groups are not rounded to 16 bits; and, in any precision, the
       logits of an int8 ReversibleEmbedding layer pass gradients on, which Keras stops.
@@ -124,6 +128,11 @@ def _to_float32(layer: Any) -> None:
         layer.autocast = False  # its inputs stay in 16 bits: they do not go up to float32 first
 
 
+def _to_unrounded_arguments(layer: Any) -> None:
+    _note(layer)
+    layer.autocast = False
+
+
 def _to_float32_result(layer: Any) -> None:
     # Its weights stay as they are: they are operands, of 16 bits.
     _note(layer)
@@ -202,6 +211,8 @@ def _result(original: type, names: Any) -> type | None:
 _TREATMENTS = {
     # Inputs, weights and sums in float32, the result in the layer's precision.
     "float32": Treatment(_inside, _to_float32, _as_before),
+    # Arguments that are float32 as they are, weights and the result in the layer's precision.
+    "arguments": Treatment(lambda original, names: UnroundedArguments, _to_unrounded_arguments, _as_before),
     # The result in float32, too.
     "everywhere": Treatment(apply=_policy_float32, undo=_as_before),
     # Products of 16-bit operands, everything after them in float32.
