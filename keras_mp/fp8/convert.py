@@ -26,13 +26,14 @@ from keras_mp.precision.hardware import MXFP8, Support, current_device, support
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class, precision_of_layer, treatments_of
 from keras_mp.system.whole_number import whole_number
-from keras_mp.treatment.change import change, check_built
+from keras_mp.treatment.change import change
 from keras_mp.treatment.treated import (
     Treatment,
     rebase,
     register_treatments,
     untreated_node,
 )
+from keras_mp.treatment.waiting import register_calls, waits
 
 # FP8 as what is done to a layer.
 
@@ -144,7 +145,8 @@ def convert(
     training can go on otherwise: `convert(model, Scalings.named("nvfp4", forward=False))` for its last part.
 
     Args:
-        model: a built Keras model: functional, sequential, subclassed, nested; before or after training.
+        model: a Keras model: functional, sequential, subclassed, nested; before or after training. One that is not
+            built is converted once it is: by `fit` or another call on its first batch.
         scaling: the name of one of the kit's scalings, such as "delayed", "int8" or "nvfp4"; a `Scalings`, such as
             `Scalings.named("delayed", history=1024)`; or a `Scaling` for all operands. "current" by default.
         select: `select(path, layer) -> bool` is asked about every layer that can be converted. By default all Dense and
@@ -162,7 +164,7 @@ def convert(
         The model. Each layer that was converted is still an instance of its class.
 
     Raises:
-        ValueError: If the model is not built; if the scaling is unknown; if target is no chip with FP8, or with MXFP8,
+        ValueError: If the scaling is unknown; if target is no chip with FP8, or with MXFP8,
             or none that INT8 is known of, or comes with a select; if batch_size is below 1.
         TypeError: If select is no function.
 
@@ -181,20 +183,24 @@ def convert(
         >>> model.get_layer("inner").scaling
         Scalings.named('delayed')
     """
-    check_built(model)
-    changes = scaling is not None
     scalings = get_scalings(scaling)
     if select is not None and not callable(select):
         raise TypeError(f"select={select!r} must be a function select(path, layer) that returns a bool")
     if select is not None and target is not None:
         raise ValueError(f"target={target!r} chooses the layers, and so does select: give one of the two")
-    decisions = decide(model, select, _target(target, batch_size, scalings))
+    aim = _target(target, batch_size, scalings)
+    given = None if scaling is None else scalings
+    if waits(model, "convert", scaling=given, select=select, target=target, batch_size=batch_size):
+        return model
+    decisions = decide(model, select, aim)
     chosen = [decision for decision in decisions if decision.float8]
     known = [decision for decision in chosen if isinstance(decision.layer, Float8Layer)]
     changed = [
         decision
         for decision in known
-        if changes and decision.layer.scaling != scalings and (select is None or select(decision.path, decision.layer))
+        if scaling is not None
+        and decision.layer.scaling != scalings
+        and (select is None or select(decision.path, decision.layer))
     ]
     stays = {id(decision.layer) for decision in known} - {id(decision.layer) for decision in changed}
     wanted = [decision for decision in chosen if id(decision.layer) not in stays]
@@ -225,6 +231,9 @@ def convert(
             stacklevel=2,
         )
     return model
+
+
+register_calls({"convert": convert})
 
 
 def _why_none(decisions: list[Decision], select: Select | None, scalings: Scalings) -> str:

@@ -32,8 +32,9 @@ from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.stability.attention_as_asked import AttentionAsAsked, attending
 from keras_mp.stability.sensitive import names_in
 from keras_mp.system.packages import LIBRARIES, package_of
-from keras_mp.treatment.change import change, check_built, undo
+from keras_mp.treatment.change import change, undo
 from keras_mp.treatment.treated import Treatment, register_treatments, untreated_node
+from keras_mp.treatment.waiting import register_calls, waits
 
 # Which parts of a model can be lean, and why the others cannot.
 
@@ -143,7 +144,8 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
     it and the plain model. `keras_mp.revert` undoes it.
 
     Args:
-        model: a built Keras model, before or after training, `stabilize`, `convert` or `enable_lora`.
+        model: a Keras model, before or after training, `stabilize`, `convert` or `enable_lora`. One that is not built
+            is changed once it is: by `fit` or another call on its first batch.
         remat: whether blocks are recomputed; or patterns, as of file names, for the names or paths of the blocks to
             recompute: `remat=("transformer_layer_*",)`. A pattern that matches no block names layers.
 
@@ -151,8 +153,8 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
         The model. Each layer that was changed is still an instance of its class. `keras_mp.report` lists them.
 
     Raises:
-        TypeError, ValueError: If the model is not built; if `remat` is neither a truth value nor patterns; if nothing
-            matches one of them.
+        TypeError, ValueError: If the model is no Keras model; if `remat` is neither a truth value nor patterns; if
+            nothing matches one of them.
 
     Warns:
         UserWarning: If the model has nothing that can become lean, or no blocks.
@@ -165,7 +167,8 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
         >>> print(keras_mp.report(keras_mp.lean.make_lean(model)))
         functional...; 2 of 2 parts are lean...
     """
-    check_built(model)
+    if waits(model, "make_lean", remat=remat):
+        return model
     blocks = treatments_for(choose_blocks(model, remat))
     if remat:
         undo(model, REMATS)
@@ -208,6 +211,7 @@ register_treatments(
         STEP: Treatment(lambda original, names: LeanStep, order=-1),
     }
 )
+register_calls({"make_lean": make_lean})
 
 
 class LeanRow(NamedTuple):

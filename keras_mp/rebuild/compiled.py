@@ -62,8 +62,7 @@ def compile_again(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> 
     Raises:
         TypeError: If the model has a compile() of its own that keeps not every argument as it was given.
     """
-    own_compile = type(model).compile is not keras.Model.compile
-    arguments = _kept_compile_arguments(model) if own_compile else dict(model._compile_config.config)
+    arguments = compile_arguments(model)
     if arguments is None or "optimizer" not in arguments:
         raise TypeError(
             f"{type(model).__name__} has a compile() of its own, which keeps not every argument as it was given: "
@@ -74,6 +73,12 @@ def compile_again(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> 
     if _scales(optimizer):
         arguments["auto_scale_loss"] = False  # it does so itself
     model.compile(**arguments)
+
+
+def compile_arguments(model: keras.Model) -> Config | None:
+    """The arguments that a model was compiled with; None where a `compile()` of its own has not kept each."""
+    own_compile = type(model).compile is not keras.Model.compile
+    return _kept_compile_arguments(model) if own_compile else dict(model._compile_config.config)
 
 
 def _compiled_by_arguments(old: keras.Model, new: keras.Model) -> bool:

@@ -34,8 +34,9 @@ from keras_mp.stability.float32_layers import (
 )
 from keras_mp.stability.quantized_product import ExactGroups, StraightThroughLogits
 from keras_mp.stability.sensitive import find, output_layers
-from keras_mp.treatment.change import change, check_built
+from keras_mp.treatment.change import change
 from keras_mp.treatment.treated import Treatment, register_treatments
+from keras_mp.treatment.waiting import register_calls, waits
 
 
 def stabilize(model: keras.Model) -> keras.Model:
@@ -65,13 +66,14 @@ def stabilize(model: keras.Model) -> keras.Model:
         keras_mp.stabilize(model)
 
     Args:
-        model: a built Keras model: functional, sequential, subclassed, nested; before or after training.
+        model: a Keras model: functional, sequential, subclassed, nested; before or after training. One that is not
+            built is changed once it is: by `fit` or another call on its first batch.
 
     Returns:
         The model. Each layer that was changed is still an instance of its class.
 
     Raises:
-        ValueError: If the model is not built.
+        TypeError: If the model is no Keras model.
 
     Warns:
         UserWarning: If something could not be made float32; the message names it, and says what to do.
@@ -85,7 +87,8 @@ def stabilize(model: keras.Model) -> keras.Model:
         >>> [layer.compute_dtype for layer in keras_mp.revert(model).layers]
         ['bfloat16', 'bfloat16']
     """
-    check_built(model)
+    if waits(model, "stabilize"):
+        return model
     sensitive = find(model, output_layers(model))
     needed = [entry for entry in sensitive if entry.treatments]
     wanted = [(entry.layer, dict.fromkeys(entry.treatments)) for entry in needed]
@@ -230,4 +233,5 @@ _TREATMENTS = {
     "losses": Treatment(lambda original, names: Float32Losses),
 }
 register_treatments(_TREATMENTS)
+register_calls({"stabilize": stabilize})
 STABILIZED = (*_TREATMENTS, ATTENTION)

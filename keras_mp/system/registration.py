@@ -21,6 +21,8 @@ _ROOMS_WITH_CLASSES = (
     "loss_scaling.undone_step",
     "loss_scaling.optimizer",
     "stability.stabilized",
+    "training.prepare",
+    "training.revert",
 )
 
 

@@ -28,6 +28,7 @@ from keras_mp.stability.attention_as_asked import ATTENTION, attended_by
 from keras_mp.stability.sensitive import find, output_layers
 from keras_mp.stability.stabilized import STABILIZED
 from keras_mp.treatment.change import check_built
+from keras_mp.treatment.waiting import waiting
 
 _COLUMNS = ("layer", "change", "part", "done", "gain", "reason")
 _NAMED = 100  # characters of the names of layers in a sentence
@@ -71,6 +72,7 @@ class ModelReport(Report):
         convert: the line of code that converts what can be in few bits.
         attention: pairs, on a TPU, of a layer that attends and of what computes it there: Splash, or the kit's own form
             with the reason.
+        waiting: the names of the calls that wait until the model is built; it has no parts before.
     """
 
     name: str
@@ -80,8 +82,11 @@ class ModelReport(Report):
     prediction: str
     convert: str
     attention: tuple[tuple[str, str], ...] = ()
+    waiting: tuple[str, ...] = ()
 
     def _answer(self) -> list[Sentence]:
+        if self.waiting:
+            return [Sentence(self.name, f"waits for its first batch, for {' and '.join(self.waiting)}.")]
         verdict: list[str] = []
         said: list[Sentence] = []
         lines = {"stabilize": remedies.STABILIZE, "convert": self.convert, "make_lean": remedies.LEAN}
@@ -111,6 +116,8 @@ class ModelReport(Report):
         return [Sentence(self.name, f"{'; '.join(verdict) or 'no layer that a change is for'}."), *said]
 
     def _tables(self) -> dict[str, list[RenderableType]]:
+        if self.waiting:
+            return {}
         return {"parts": [ColumnTable("Parts", _COLUMNS, narrow=_COLUMNS, rows=map(_cells, self.parts))]}
 
     def _html(self) -> str:
@@ -163,7 +170,8 @@ def report(
     GELUs, products of int4 weights, layers that make logits over a vocabulary, and recomputed blocks.
 
     Args:
-        model: a built Keras model, before or after any of the three, or loaded from a file.
+        model: a built Keras model, before or after any of the three, or loaded from a file; or one that waits for its
+            first batch.
         scaling: a scaling or its name, as `convert` would be given it.
         select: a function `select(path, layer) -> bool`, as `convert` would be given it.
         target: a chip's name, such as "h100", for which the gain of each product is predicted from the chip's rates;
@@ -174,8 +182,8 @@ def report(
         A `ModelReport`: `print` it, or read its `parts`.
 
     Raises:
-        ValueError: If the model is not built, or the target is no chip with such products; also, with a target, if the
-            model does not say how many rows a layer's inputs have.
+        ValueError: If the model is not built and nothing waits for it, or the target is no chip with such products;
+            also, with a target, if the model does not say how many rows a layer's inputs have.
 
     Examples:
         >>> import keras, keras_mp
@@ -187,8 +195,10 @@ def report(
         >>> print(keras_mp.report(model))
         sequential...: 0 of 1 layers that need float32 compute in it; ...
     """
-    check_built(model)
     scalings = get_scalings(scaling)
+    if calls := tuple(waiting(model)):
+        return ModelReport(model.name, (), "", scalings.title, "", "", waiting=calls)
+    check_built(model)
     products = decisions(model, select, target, batch_size, scalings)
     formats = dict.fromkeys(one.layer.scaling.title for one in products if isinstance(one.layer, Float8Layer))
     parts = [

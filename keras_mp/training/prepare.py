@@ -16,23 +16,26 @@ from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.scaling import Scaling, Scalings
 from keras_mp.lean import frozen
 from keras_mp.lean.training_step import STEP_ON_A_CPU
+from keras_mp.loss_scaling.inner_optimizer import check_unscaled
 from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mp.loss_scaling.state_slot import is_narrow
-from keras_mp.loss_scaling.undone_step import atomic_skip
+from keras_mp.loss_scaling.state_slot import check_state_dtype, check_state_memory, is_narrow
+from keras_mp.loss_scaling.undone_step import ATOMIC, atomic_skip
 from keras_mp.loss_scaling.wrapping import wrap_optimizer
 from keras_mp.precision.hardware import Support
 from keras_mp.precision.policy import choose_jit
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.arguments import takes
+from keras_mp.rebuild.compiled import compile_arguments as arguments_of
 from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.optimizers import held_optimizers, unwrapped, without_default
-from keras_mp.rebuild.walk import compute_dtypes
+from keras_mp.rebuild.walk import check_is_model, compute_dtypes
 from keras_mp.reporting.text import listed, shorten_middle
 from keras_mp.stability.attention_as_asked import attended_by
 from keras_mp.stability.sensitive import LOW_PRECISION, sensitive_layers
 from keras_mp.stability.stabilized import stabilize
-from keras_mp.treatment.change import change, check_built
+from keras_mp.treatment.change import change
+from keras_mp.treatment.waiting import forget, register_calls, waits
 
 
 def prepare(
@@ -69,7 +72,8 @@ def prepare(
     none.
 
     Args:
-        model: a built Keras model, made under `keras_mp.set_global_policy(...)`.
+        model: a Keras model, made under `keras_mp.set_global_policy(...)`. One that is not built is compiled now, and
+            prepared once it is built: by `fit` or another call on its first batch.
         optimizer: an optimizer as `compile` takes it; or a `keras_mp.LossScaleOptimizer` with settings of its own,
             which is used as it is. None for a model whose own `compile` takes its optimizers by other names, as a GAN's
             does: each optimizer among compile_arguments is wrapped alike, and `train_step` must call its `scale_loss`.
@@ -97,7 +101,7 @@ def prepare(
         The model, compiled. Saved and loaded it is still what this made of it.
 
     Raises:
-        ValueError: the model is not built; an optimizer is Keras's LossScaleOptimizer, a scaling or state_dtype
+        ValueError: an optimizer is Keras's LossScaleOptimizer, a scaling or state_dtype
             is unknown; state_dtype, state_memory or release_gradients is not that of a LossScaleOptimizer, or cannot be
             had, with the reason; a layer computes in float16, and the model or a layer of it made an optimizer itself,
             which does not scale the loss.
@@ -116,7 +120,7 @@ def prepare(
         ('LossScaleOptimizer', 'float32')
         >>> history = model.fit(np.ones((32, 8)), np.zeros(32), verbose=0)
     """
-    check_built(model)
+    check_is_model(model)
     convert_arguments = _convert_arguments(fp8)
     optimizer = keras.optimizers.get(optimizer)
     given = [optimizer, *keras.tree.flatten(compile_arguments)]
@@ -126,31 +130,76 @@ def prepare(
     for held in given:
         if isinstance(held, LossScaleOptimizer):
             _check_settings(held, state_dtype, state_memory, release_gradients)
+        else:
+            check_unscaled("optimizer", held)
+    check_state_dtype(state_dtype or "float32")
+    check_state_memory(state_memory or "device", release_gradients)
     metrics = list(metrics) if isinstance(metrics, tuple) else metrics
     arguments = _arguments(model, {"optimizer": optimizer, "loss": loss, "metrics": metrics, **compile_arguments})
+    how: dict[str, Any] = {
+        "convert_arguments": convert_arguments,
+        "narrow_frozen": narrow_frozen,
+        "verbose": verbose,
+        "state_dtype": state_dtype or "float32",
+        "state_memory": state_memory or "device",
+        "release_gradients": release_gradients,
+    }
+    if not waits(model, "prepare", jit_compile=arguments.get("jit_compile"), **how):
+        return _prepare(model, arguments, **how)
+    model.compile(**arguments)
+    if arguments_of(model) is None:
+        forget(model)
+        raise TypeError(
+            f"compile() of {original_class(model).__name__} keeps not every argument as it was given, and prepare "
+            "would call it again when the model is built: build the model before"
+        )
+    return model
+
+
+def _prepare_compiled(model: keras.Model, jit_compile: bool | str | None, **how: Any) -> keras.Model:
+    """Prepares a model that has waited, with the arguments that it is compiled with by now."""
+    arguments = arguments_of(model) if model.compiled else None
+    if arguments is not None:
+        arguments.pop("jit_compile", None)  # Keras's choice
+        arguments |= {} if jit_compile is None else {"jit_compile": jit_compile}
+    return _prepare(model, arguments, **how)
+
+
+register_calls({"prepare": _prepare_compiled})
+
+
+def _prepare(
+    model: keras.Model,
+    arguments: Mapping[str, Any] | None,
+    *,
+    convert_arguments: Mapping[str, Any] | None,
+    narrow_frozen: bool,
+    verbose: bool,
+    **settings: Any,
+) -> keras.Model:
+    """Prepares a built model, and compiles it where there are arguments of `compile`."""
     told = lines_before(model) if verbose else []
     stabilize(model)
     if convert_arguments is not None:
         convert(model, **convert_arguments)
     if narrow_frozen:
         frozen.narrow_frozen(model)
-    settings: dict[str, Any] = {
-        "state_dtype": state_dtype or "float32",
-        "state_memory": state_memory or "device",
-        "release_gradients": release_gradients,
-    }
+    change(model, [(model, {STEP_ON_A_CPU: None})])
+    if arguments is None:  # a clone, say, which is compiled later
+        change(model, [(model, {ATOMIC: None})] if "float16" in compute_dtypes(model) else [])
+        return model
     used = {
         id(held): held if isinstance(held, LossScaleOptimizer) else wrap_optimizer(held, model, **settings)
-        for held in given
+        for held in keras.tree.flatten(dict(arguments))
+        if isinstance(held, keras.optimizers.Optimizer)
     }
-    arguments = keras.tree.map_structure(lambda value: used.get(id(value), value), arguments)
-    jit = _jit(model, compile_arguments)
+    jit = _jit(model, arguments)
     # Not "auto", by which Keras never jits on a CPU. Whether the layers support it, `_jit` has seen.
     jitted = {"jit_compile": jit.ok} if takes(model.compile, "jit_compile") else {}
-    model.compile(**{**jitted, **arguments})
+    wrapped = keras.tree.map_structure(lambda value: used.get(id(value), value), dict(arguments))
+    model.compile(**{**jitted, **wrapped})
     if not jitted:
         model.jit_compile = jit.ok
-    change(model, [(model, {STEP_ON_A_CPU: None})])
     optimizers = held_optimizers(model)
     if "float16" in compute_dtypes(model):
         _check_scaled(model, without_default(optimizers))

@@ -13,9 +13,11 @@ from keras_mp.loss_scaling.loss_scale import LossScale, NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.undone_step import ATOMIC
 from keras_mp.rebuild.optimizers import carry_slots, fresh_optimizer, leaves, optimizers_of, unwrapped
+from keras_mp.rebuild.walk import check_is_model
 from keras_mp.stability.stabilized import STABILIZED
 from keras_mp.system.one_of import one_of
 from keras_mp.treatment.change import check_built, undo
+from keras_mp.treatment.waiting import forget, register_calls, waiting, waits
 
 _CHANGES = {"stabilize": STABILIZED, "convert": (FLOAT8,), "make_lean": LEAN}
 
@@ -34,7 +36,8 @@ def revert(model: keras.Model, *changes: str) -> keras.Model:
     slots of 8 or 16 bits are float32.
 
     Args:
-        model: a built Keras model. `Float8Dense` and `Float8EinsumDense` layers become plain ones, whoever made them.
+        model: a built Keras model, or one whose changes wait for its first batch. `Float8Dense` and `Float8EinsumDense`
+            layers become plain ones, whoever made them.
         changes: the names of the changes to undo, "stabilize", "convert" and "make_lean" (with `narrow_frozen` and
             recomputed blocks); by default all, and what `prepare` did.
 
@@ -42,7 +45,7 @@ def revert(model: keras.Model, *changes: str) -> keras.Model:
         The model.
 
     Raises:
-        ValueError: If the model is not built, or a name is none of the three.
+        ValueError: If the model is not built and nothing waits for it, or a name is none of the three.
 
     Examples:
         >>> import keras, keras_mp
@@ -52,9 +55,15 @@ def revert(model: keras.Model, *changes: str) -> keras.Model:
         >>> print(keras_mp.report(keras_mp.revert(model, "convert")))
         sequential...: 1 of 1 layers that need float32 compute in it; 0 of 2 products...
     """
-    check_built(model)
     for name in changes:
         one_of("changes", name, _CHANGES)
+    check_is_model(model)
+    if changes and waiting(model) and waits(model, "revert", changes=list(changes)):
+        return model
+    if waiting(model):
+        forget(model)
+    else:
+        check_built(model)
     wanted = changes or tuple(_CHANGES)
     names = [treatment for change in wanted for treatment in _CHANGES[change]]
     if not changes:
@@ -66,6 +75,9 @@ def revert(model: keras.Model, *changes: str) -> keras.Model:
         if isinstance(optimizer, LossScaleOptimizer):
             _exchange(model, name, optimizer)
     return model
+
+
+register_calls({"revert": lambda model, changes: revert(model, *changes)})
 
 
 def _exchange(model: keras.Model, name: str, optimizer: LossScaleOptimizer) -> None:

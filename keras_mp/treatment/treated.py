@@ -170,10 +170,12 @@ _POLICY = "policy of parts"
 def _policy_of_parts(layer: Any) -> Any:
     """The dtype policy of a model whose own code makes layers of the same; None where its config shows its parts."""
     original = original_class(layer)
-    shown = issubclass(original, keras.Sequential) or functional_like_constructor(original)
+    shown = issubclass(original, keras.Sequential) or (layer.built and functional_like_constructor(original))
     if not isinstance(layer, keras.Model) or shown:
         return None
     policy = layer.dtype_policy
+    if not layer.built:
+        return policy  # of layers that it makes when it is built
     return policy if any(below.dtype_policy.name == policy.name for below in layers_below(layer)) else None
 
 
@@ -329,7 +331,9 @@ def _once_built(layer: Any, hooks: Sequence[Callable[[Any], None]]) -> None:
 
     @functools.wraps(build)
     def build_then(*args: Any, **kwargs: Any) -> None:
-        build(*args, **kwargs)
+        notes = notes_of(layer)
+        with _under(None if notes is None else notes.kept.get(_POLICY)):
+            build(*args, **kwargs)
         for hook in hooks:
             hook(layer)
         if notes_of(layer) is not None:

@@ -319,8 +319,6 @@ def test_bad_input():
         convert(model, "blockwise")
     with pytest.raises(TypeError, match="select='Dense' must be a function"):
         convert(model, select="Dense")
-    with pytest.raises(ValueError, match="not built"):
-        convert(keras.Sequential([layers.Dense(4)]))
 
 
 def test_is_available():

@@ -162,10 +162,3 @@ def test_a_clone_of_one_that_is_lean_twice_makes_the_same_step():
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="(?s).*could not reach.*")
         assert kinds(keras_mp.revert(twice, "make_lean")) == set()
-
-
-@pytest.mark.parametrize("remat", [False, True])
-def test_an_unbuilt_model_is_an_error_that_says_what_to_do(remat):
-    model = keras.Sequential([block(), block()], name="unbuilt")
-    with pytest.raises(ValueError, match="'unbuilt' is not built.*call it once on a batch"):
-        keras_mp.lean.make_lean(model, remat=remat)

@@ -400,11 +400,6 @@ def test_a_custom_normalization_is_found_by_its_name():
     np.testing.assert_allclose(numpy(stabilize(model)(batch)), 1.0, rtol=1e-3)
 
 
-def test_unbuilt_model():
-    with pytest.raises(ValueError, match="not built"):
-        keras_mp.stabilize(keras.Sequential([layers.Dense(2)]))
-
-
 def test_a_layer_that_has_no_config_is_stabilized():
     keras.config.set_dtype_policy("mixed_bfloat16")
     model = keras.Sequential([keras.Input((4,)), zoo.NoConfig(object(), name="odd"), layers.Dense(2)])

@@ -138,11 +138,6 @@ def test_wrong_fp8():
             keras_mp.prepare(model, "sgd", LOSS, fp8=fp8)
 
 
-def test_a_model_that_is_not_built():
-    with pytest.raises(ValueError, match="not built"):
-        keras_mp.prepare(keras.Sequential([layers.Dense(2)]), "sgd", LOSS)
-
-
 def said(capsys, model, **arguments):
     keras_mp.prepare(model, keras.optimizers.Adam(), LOSS, verbose=True, **arguments)
     out = capsys.readouterr().out

@@ -254,12 +254,6 @@ def test_a_layer_that_two_models_share_is_changed_in_both():
     ]
 
 
-@pytest.mark.parametrize("function", [keras_mp.stabilize, keras_mp.convert, keras_mp.lean.make_lean])
-def test_a_model_that_is_not_built_is_refused(function):
-    with pytest.raises(ValueError, match="is not built.*call it once on a batch"):
-        function(keras.Sequential([layers.Dense(2)]))
-
-
 @pytest.mark.parametrize(
     "function",
     [
