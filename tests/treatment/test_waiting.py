@@ -215,14 +215,13 @@ def test_a_generator_loses_no_batch():
     assert_same(*states)
 
 
-@pytest.mark.slow
 def test_a_training_that_resumes(tmp_path):
     x, y = data()
     states = []
-    for built in (True, False):
-        for epochs in (1, 2):
-            batches = keras_mp.training.ShuffledBatches(x, y, batch_size=16, seed=0)
-            model = prepared(Net, "mixed_float16", built)
+    for built, ends in ((True, [2]), (False, [1, 2])):
+        for epochs in ends:
+            batches = keras_mp.training.ShuffledBatches(x, y, batch_size=24, seed=0)
+            model = prepared(Plain, "mixed_bfloat16", built)
             checkpoint = keras_mp.TrainingCheckpoint(tmp_path / str(built), batches)
             model.fit(batches, epochs=epochs, shuffle=False, verbose=0, callbacks=[checkpoint])
         states.append(state(model))
