@@ -32,7 +32,7 @@ def waits(model: keras.Model, name: str, **arguments: Any) -> bool:
 
     Args:
         name: the name that the function is registered under.
-        arguments: what it is called with besides the model, which Keras can serialize where the model is saved.
+        arguments: the other arguments of the call, which Keras serializes where the model is saved.
 
     Returns:
         Whether the call waits; where it does not, it is to be made now.
