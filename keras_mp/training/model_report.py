@@ -18,6 +18,7 @@ from keras_mp.fp8.selection import Decision
 from keras_mp.lean.lean_model import lean_rows
 from keras_mp.rebuild import layers_by_path, operations_of
 from keras_mp.rebuild.notes import treatments_of
+from keras_mp.rebuild.walk import check_is_model
 from keras_mp.reporting import remedies
 from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.html import document, folded, table
@@ -195,6 +196,7 @@ def report(
         >>> print(keras_mp.report(model))
         sequential...: 0 of 1 layers that need float32 compute in it; ...
     """
+    check_is_model(model)
     scalings = get_scalings(scaling)
     if calls := tuple(waiting(model)):
         return ModelReport(model.name, (), "", scalings.title, "", "", waiting=calls)
