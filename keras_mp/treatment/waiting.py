@@ -10,7 +10,7 @@ import keras
 
 # Private, as the public `compute_output_spec` of a layer takes no function, and no public name tells the scope.
 from keras.src.backend import compute_output_spec
-from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
 
 from keras_mp import backend
 from keras_mp.rebuild.notes import treatments_of
@@ -85,6 +85,13 @@ def _is_traced() -> bool:
     return in_stateless_scope() or not backend.is_concrete(keras.ops.zeros(()))
 
 
+def _has_value(variable: Any) -> bool:
+    """Whether a variable has a value, of its own or in a step of JAX; while a model is built it has none."""
+    scope = get_stateless_scope()
+    # Private: its public value would be made by its initializer.
+    return variable._value is not None or (scope is not None and scope.get_current_value(variable) is not None)
+
+
 def _once_built(model: Any) -> None:
     if _has_weights(model) and not _is_traced():
         _make_calls(model)
@@ -151,8 +158,7 @@ class WaitsForBatch:
         if not _is_traced() or (has_weights and not self.variables):
             _build_by(self, super().call, *args, **kwargs)  # type: ignore[misc]
             return self.call(*args, **kwargs)
-        # Private: only so is it known whether a variable has a value, which it has not where a model is being built.
-        if has_weights and all(variable._value is not None for variable in self.variables):
+        if has_weights and all(map(_has_value, self.variables)):
             raise ValueError(
                 f"model {self.name!r} waits for its first batch, for {' and '.join(waiting(self))}, and is called in a "
                 "program that is being traced: call it once on a batch before"
