@@ -332,7 +332,7 @@ def _once_built(layer: Any, hooks: Sequence[Callable[[Any], None]]) -> None:
     @functools.wraps(build)
     def build_then(*args: Any, **kwargs: Any) -> None:
         notes = notes_of(layer)
-        with _under(None if notes is None else notes.kept.get(_POLICY)):
+        with restored_policy(keras.dtype_policies.deserialize(notes and notes.kept.get(_POLICY))):
             build(*args, **kwargs)
         for hook in hooks:
             hook(layer)
