@@ -29,19 +29,19 @@ def choices(kind, tokens, k, experts, random):
 
 
 def reference(x, chosen, weights, up, down, upstream):
-    """`sum(upstream y)`, and the gradients of x, weights and both banks."""
-    value, to = 0.0, [np.zeros_like(array) for array in (x, weights, up, down)]
+    """The gradients of `sum(upstream y)`: of x, weights, both banks, and of upstream, which is y."""
+    to = [np.zeros_like(array) for array in (x, weights, up, down, upstream)]
     for token, row in enumerate(chosen):
         for place, number in enumerate(row):
             hidden = np.tanh(x[token] @ up[number])
-            value += upstream[token] @ (hidden * weights[token, place] @ down[number])
+            to[4][token] += hidden * weights[token, place] @ down[number]
             to_product = down[number] @ upstream[token]
             to_hidden = weights[token, place] * to_product * (1 - hidden**2)
             to[0][token] += up[number] @ to_hidden
             to[1][token, place] += hidden @ to_product
             to[2][number] += np.outer(x[token], to_hidden)
             to[3][number] += np.outer(hidden * weights[token, place], upstream[token])
-    return value, *to
+    return to
 
 
 def drawn(tokens, k, experts, kind="any"):
@@ -52,7 +52,7 @@ def drawn(tokens, k, experts, kind="any"):
 
 
 def assert_close(got, wanted, tolerance):
-    for name, one, right in zip(("value", "x", "weights", "up", "down"), got, wanted, strict=True):
+    for name, one, right in zip(("x", "weights", "up", "down", "y"), got, wanted, strict=True):
         assert np.max(np.abs(one - right)) <= tolerance * max(np.max(np.abs(right)), 1e-3), name
 
 
@@ -64,14 +64,12 @@ def test_values_and_gradients_are_those_of_each_token_alone(kind, tokens, k, exp
     if kind == "empty" and k > experts // 2:
         k = experts // 2
     chosen, arrays = drawn(tokens, k, experts, kind)
-    *inputs, upstream = arrays
 
-    def total(x, weights, up, down):
+    def total(x, weights, up, down, upstream):
         return ops.sum(chosen_experts(x, ops.convert_to_tensor(chosen), weights, [up, down], expert) * upstream)
 
     x, *others = (array.astype("float64") for array in arrays)
-    wanted = reference(x, chosen, *others)
-    assert_close(value_and_gradients(total, inputs, mode), wanted, 1e-5)
+    assert_close(value_and_gradients(total, arrays, mode)[1:], reference(x, chosen, *others), 1e-5)
 
 
 def of_all(x, chosen, weights, up, down):
@@ -101,19 +99,18 @@ def test_second_derivatives_and_forward_mode(mode):
 
 def test_recomputed_it_has_the_same_gradients():
     chosen, arrays = drawn(21, 2, 16, "collapsed")
-    *inputs, upstream = arrays
 
     @keras_mp.lean.remat
     def recomputed(x, chosen, weights, up, down):
         return chosen_experts(ops.tanh(x), chosen, weights, [up, down], expert)
 
-    def total(x, weights, up, down):
+    def total(x, weights, up, down, upstream):
         return ops.sum(recomputed(x, ops.convert_to_tensor(chosen), weights, up, down) * upstream)
 
     x, *others = (array.astype("float64") for array in arrays)
-    value, to_x, *rest = reference(np.tanh(x), chosen, *others)
-    wanted = value, to_x * (1 - np.tanh(x) ** 2), *rest
-    assert_close(value_and_gradients(total, inputs, "jit"), wanted, 1e-5)
+    to_x, *rest = reference(np.tanh(x), chosen, *others)
+    wanted = to_x * (1 - np.tanh(x) ** 2), *rest
+    assert_close(value_and_gradients(total, arrays, "jit")[1:], wanted, 1e-5)
 
 
 @pytest.mark.parametrize("trained, products", [((True, True), 0), ((False, True), 1), ((False, False), 2)])
@@ -165,9 +162,9 @@ def test_an_unknown_number_of_tokens(jit):
     @tf.function(input_signature=[*shapes, tf.TensorSpec((None, WIDTH))], jit_compile=jit, autograph=False)
     def gradients(chosen, x, weights, upstream):
         with tf.GradientTape() as tape:
-            tape.watch([x, weights, *banks])
+            tape.watch([x, weights, *banks, upstream])
             value = tf.reduce_sum(chosen_experts(x, chosen, weights, banks, expert) * upstream)
-        return value, *tape.gradient(value, [x, weights, *banks])
+        return tape.gradient(value, [x, weights, *banks, upstream])
 
     got = [np.asarray(array) for array in gradients(chosen, arrays[0], arrays[1], arrays[4])]
     x, *others = (array.astype("float64") for array in arrays)

@@ -120,7 +120,7 @@ def drawn(family, kind, low):
     tokens = random.normal(size=(200 * LENGTH, WIDTH))
     tokens[:, 0] = 1.0
     if kind == "collapsed":
-        weights[router][0] = 12 * (np.arange(EXPERTS) < CHOSEN)
+        weights[router][0] = 3 * (np.arange(EXPERTS) < CHOSEN)
     if kind == "empty":
         weights[router][0] = -12 * (np.arange(EXPERTS) < EXPERTS // 2)
     weights = {path: rounded(array, low) for path, array in weights.items()}
