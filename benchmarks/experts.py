@@ -30,6 +30,7 @@ import numpy as np
 import keras_mp
 from benchmarks.results import put_table
 from keras_mp.lean.expert_blocks import EXPERTS
+from keras_mp.planner.chips.targets import find_target
 from keras_mp.precision.policy import pays
 from keras_mp.system.host import cpu_name
 from keras_mp.treatment.change import undo
@@ -87,9 +88,10 @@ def model_of(backbone: str, sizes: dict[str, Any], *, chosen_only: bool) -> kera
 def compiled(family: str, target: str) -> str:
     """A line of the table."""
     title, backbone, sizes = FAMILIES[family]
-    cells = [title, target]
+    cells = [title, find_target(target).title]
     tokens = keras.KerasTensor((1, LENGTH), "int32")
-    batch = {"token_ids": tokens, "padding_mask": tokens}, keras.KerasTensor((1, LENGTH, sizes["hidden_dim"]))
+    names = ["token_ids", "padding_mask", *(["position_ids"] if family == "gemma4" else [])]
+    batch = dict.fromkeys(names, tokens), keras.KerasTensor((1, LENGTH, sizes["hidden_dim"]))
     for chosen_only in (False, True):
 
         def build(chosen_only: bool = chosen_only) -> keras.Model:
