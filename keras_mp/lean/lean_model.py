@@ -1,10 +1,10 @@
-"""A model whose attention, GELUs, int4 weights and vocabulary keep less for the backward pass, and the way back."""
+"""A model whose parts keep less for the backward pass, such as attention and the vocabulary, and the way back."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -12,6 +12,7 @@ import keras
 from keras_mp.lean import remat_blocks
 from keras_mp.lean.called_head import CALLED_HEAD, NOTED_HEAD, why_not_called_head
 from keras_mp.lean.chunked_head import ChunkedHead, forget_calls, prepare_head, why_not_head
+from keras_mp.lean.expert_blocks import EXPERTS, experts_mixin, experts_of
 from keras_mp.lean.frozen import FROZEN
 from keras_mp.lean.lean_layers import (
     LeanGelu,
@@ -30,7 +31,9 @@ from keras_mp.lean.training_step import STEP, LeanStep
 from keras_mp.rebuild import Config, layers_by_path
 from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.stability.attention_as_asked import AttentionAsAsked, attending
-from keras_mp.stability.sensitive import names_in
+from keras_mp.stability.float32_layers import Float32Inside
+from keras_mp.stability.sensitive import LOW_PRECISION, names_in, routers
+from keras_mp.stability.stabilized import result_mixin
 from keras_mp.system.packages import LIBRARIES, package_of
 from keras_mp.treatment.change import change, undo
 from keras_mp.treatment.treated import Treatment, register_treatments, untreated_node
@@ -47,10 +50,11 @@ class Candidate(NamedTuple):
     Attributes:
         path: the names that lead to the layer, joined with `/`.
         layer: the live layer.
-        kind: "attention", "gelu", "int4", "head" or "block".
+        kind: "attention", "gelu", "int4", "experts", "head" or "block".
         treatment: the treatment that makes it lean, by its name in this module; empty where nothing does.
         lean: whether it is lean.
         reason: the reason why it cannot be lean; empty where it can.
+        options: the options of the treatment.
     """
 
     path: str
@@ -59,6 +63,7 @@ class Candidate(NamedTuple):
     treatment: str
     lean: bool
     reason: str
+    options: Any = None
 
 
 def candidates(model: keras.Model) -> list[Candidate]:
@@ -68,7 +73,7 @@ def candidates(model: keras.Model) -> list[Candidate]:
 
 
 def parts_below(layer: keras.layers.Layer) -> list[Candidate]:
-    """The attention layers, GELUs and int4 products below a layer that are lean or could be."""
+    """The attention layers, GELUs, int4 products and experts below a layer that are lean or could be."""
     return [part for path, inner in layers_by_path(layer).items() for part in _of_layer(path, inner)]
 
 
@@ -90,6 +95,11 @@ def _of_layer(path: str, layer: Any) -> Iterator[Candidate]:
     if is_int4(layer):
         reason = why_not_int4(layer, treatments)
         yield Candidate(path, layer, "int4", "" if reason else INT4, INT4 in treatments and not reason, reason)
+    experts, reason, options = experts_of(layer)
+    if experts is not None:
+        path = path if experts is layer else f"{path}/{experts.name}"
+        lean = EXPERTS in treatments_of(experts)
+        yield Candidate(path, experts, "experts", "" if reason else EXPERTS, lean, reason, options)
 
 
 def _applies_its_activation(cls: Any) -> bool:
@@ -114,20 +124,22 @@ def _head(model: keras.Model) -> list[Candidate]:
     return [Candidate(path, head, "head", "" if reason else treatment, lean, reason)]
 
 
-# A model whose attention, GELUs, int4 weights and vocabulary keep less for the backward pass, and the way back.
+# A model whose parts keep less for the backward pass, such as attention and the vocabulary, and the way back.
 
 REMATS = (remat_blocks.BLOCK, remat_blocks.SEGMENTS)
-# Lean or not, attention is as asked; `stabilize` has a treatment of the same class, and each is undone alone.
-AS_ASKED = "lean model's attention"
-LEAN = (ATTENTION, AS_ASKED, GELU, INT4, HEAD, CALLED_HEAD, NOTED_HEAD, STEP, FROZEN, *REMATS)
+# Lean or not, attention is as asked; `stabilize` has treatments of the same classes, and each is undone alone.
+AS_ASKED, ROUTER = "lean model's attention", "lean model's router"
+LEAN = (ATTENTION, AS_ASKED, GELU, INT4, EXPERTS, ROUTER, HEAD, CALLED_HEAD, NOTED_HEAD, STEP, FROZEN, *REMATS)
 
 
 def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.Model:
-    """Lets attention, GELUs, int4 weights and the vocabulary of a model keep less for the backward pass, in place.
+    """Lets parts of a model keep less for the backward pass, in place.
 
     - Attention layers of Keras and KerasHub keep no scores; see `keras_mp.lean.attention.attention`.
     - GELU as the activation of a layer keeps only its input.
     - Dense and EinsumDense layers of int4 weights keep these, and dequantize them again in the backward pass.
+    - KerasHub's blocks of experts compute the chosen experts of each token alone, where they are few; their routers'
+      logits, softmax and choice are in float32. See `keras_mp.lean.experts.chosen_experts`.
     - A model that ends in a vocabulary computes its loss, accuracy and perplexity a chunk of rows at a time, where it
       is compiled with `SparseCategoricalCrossentropy(from_logits=True)`.
     - With `remat`, blocks keep only what enters them and are recomputed in the backward pass, as by the function
@@ -178,7 +190,9 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
         if part.treatment and not part.lean:
             if part.treatment == CALLED_HEAD:
                 wanted.append((part.layer, {NOTED_HEAD: None}))  # first, as the model looks for it
-            wanted.append((model if part.kind == "head" else part.layer, {part.treatment: None}))
+            wanted.append((model if part.kind == "head" else part.layer, {part.treatment: part.options}))
+    if any(part.treatment == EXPERTS for part in parts):
+        wanted += [(router, {ROUTER: None}) for router in routers(model) if router.compute_dtype in LOW_PRECISION]
     wanted += [(layer, {name: options}) for layer, name, options in blocks]
     if wanted:
         wanted.append((model, {STEP: None}))
@@ -197,14 +211,20 @@ def plain_node(node: Config) -> Config:
 
 def _why_none(parts: list[Any]) -> str:
     if not parts:
-        return "It has no attention layer, no GELU, no int4 weights, and no large vocabulary"
+        return "It has no attention layer, no GELU, no int4 weights, no experts, and no large vocabulary"
     return "; ".join(dict.fromkeys(f"{part.path!r}: {part.reason}" for part in parts if part.reason))
+
+
+def _router_mixin(original: type, names: Collection[str]) -> type | None:
+    return result_mixin(original, names) if issubclass(original, keras.layers.Dense) else Float32Inside
 
 
 register_treatments(
     {
         ATTENTION: Treatment(lambda original, names: attention_mixin(original), order=-1),
         AS_ASKED: Treatment(lambda original, names: AttentionAsAsked),
+        EXPERTS: Treatment(lambda original, names: experts_mixin(original), order=-1),
+        ROUTER: Treatment(_router_mixin),
         GELU: Treatment(lambda original, names: LeanGelu, order=-1),
         INT4: Treatment(lambda original, names: LeanInt4, order=-1),
         HEAD: Treatment(lambda original, names: ChunkedHead, prepare_head, forget_calls, order=-1),
@@ -219,8 +239,8 @@ class LeanRow(NamedTuple):
 
     Attributes:
         layer: the names that lead to the layer, joined with `/`.
-        kind: "attention", "gelu", "int4" (a product of int4 weights), "head" (a layer that makes logits over a
-            vocabulary) or "block" (recomputed).
+        kind: "attention", "gelu", "int4" (a product of int4 weights), "experts" (of which each token chooses some),
+            "head" (a layer that makes logits over a vocabulary) or "block" (recomputed).
         lean: whether it is lean.
         reason: the reason why it cannot be lean; empty where it is, or where `make_lean` would make it so.
     """
@@ -232,7 +252,7 @@ class LeanRow(NamedTuple):
 
 
 def lean_rows(model: keras.Model) -> list[LeanRow]:
-    """Lists attention layers, GELUs, int4 products, vocabulary head and recomputed blocks: lean or not, and why.
+    """Lists attention layers, GELUs, int4 products, experts, vocabulary head and recomputed blocks: lean or not, why.
 
     Args:
         model: a built Keras model, before or after `make_lean`, or loaded from a file.

@@ -174,7 +174,7 @@ def _notes(target: Target, matmuls: Sequence[Matmul], plan: Plan | None) -> list
         if any("float32" in matmul.compiled for matmul in matmuls):
             notes.append("Products of float32 operands run as TensorFloat-32, with 10 bits of mantissa, by default.")
     if any(not matmul.counted for matmul in matmuls):
-        notes.append("Products in loops of unknown length are counted once.")
+        notes.append("Products in loops of unknown length count once: for chosen experts, balanced routing.")
     if any(UNATTRIBUTED in (matmul.layer, matmul.role) for matmul in matmuls):
         notes.append("A product is unattributed where neither its name nor its operands tell which layer's it is.")
     return notes

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_mp.rebuild import children_of, has_no_call, layers_below, operations_of
+from keras_mp.rebuild import children_of, has_no_call, layers_below, operations_of, with_self
 from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.rebuild.traced_call import trace_call
 from keras_mp.rebuild.walk import graph_of
@@ -149,11 +149,11 @@ def sensitive_layers(model: keras.Model) -> list[SensitiveLayer]:
 
     These are normalizations (Keras's, and custom layers whose class name ends in Norm or Normalization), softmax as a
     layer, as an activation and inside attention, regularizers of activations, losses that a layer's own code adds, the
-    layers that compute the model's outputs, those that add up more than 16 numbers in the dtype of their inputs, as
-    average pooling does, and those whose own code takes sines or cosines, of angles in 16 bits or of arguments that a
-    functional model gives them in float32; also softmax as an operation of a functional graph, and layers of int4
-    weights in more groups than the 16-bit dtype counts exactly. Other operations in a layer's own `call()`, and
-    functions outside its class, are not seen.
+    layers that compute the model's outputs, KerasHub's routers, which choose experts, those that add up more than 16
+    numbers in the dtype of their inputs, as average pooling does, and those whose own code takes sines or cosines, of
+    angles in 16 bits or of arguments that a functional model gives them in float32; also softmax as an operation of a
+    functional graph, and layers of int4 weights in more groups than the 16-bit dtype counts exactly. Other operations
+    in a layer's own `call()`, and functions outside its class, are not seen.
 
     In any precision, a ReversibleEmbedding layer whose inputs Keras quantizes is listed, too: in int8, Keras gives what
     comes before its logits no gradient.
@@ -199,7 +199,27 @@ def _find(layer: keras.Operation, path: str, outputs: dict[int, str], seen: set[
     if isinstance(layer, tuple(SCORES_MIXINS)):
         return  # its softmax is a sublayer, which the treatment of the scores leaves unused
     for child in children_of(layer):
-        yield from _find(child, f"{path}/{child.name}", outputs, seen)
+        chooses = {id(child): "the output of a router"} if makes_router_logits(layer, child) else {}
+        yield from _find(child, f"{path}/{child.name}", outputs | chooses, seen)
+
+
+def routers(model: keras.Layer) -> list[keras.Layer]:
+    """KerasHub's routers, which choose experts, and the Dense layers that make their logits."""
+    layers = with_self(model)
+    logits = [child for layer in layers for child in children_of(layer) if makes_router_logits(layer, child)]
+    return [*(layer for layer in layers if is_router(layer)), *logits]
+
+
+def is_router(layer: Any) -> bool:
+    """Whether a layer of KerasHub returns a weight for each expert, rounded to its own dtype."""
+    cls = original_class(layer)
+    return package_of(cls) == "keras_hub" and cls.__name__.endswith("Router")
+
+
+def makes_router_logits(layer: Any, child: Any) -> bool:
+    """Whether a Dense layer in a layer of KerasHub makes the logits by which that chooses experts."""
+    of_experts = isinstance(child, keras.layers.Dense) and child.units == getattr(layer, "num_experts", None)
+    return of_experts and package_of(original_class(layer)) == "keras_hub"
 
 
 def calls_steps(layer: keras.Operation) -> bool:
@@ -254,6 +274,8 @@ def _needs_in_16_bits(layer: keras.Operation, output: str | None) -> Iterator[tu
         yield "float32", f"it exponentiates and sums in {low}"
     elif isinstance(layer, (keras.layers.Attention, keras.layers.AdditiveAttention)):
         yield "float32", f"it sums attention scores and takes their softmax in {low}"
+    elif is_router(layer):
+        yield "float32", f"it chooses experts in {low}"
     elif _is_normalization(layer):
         yield "float32", f"it sums squares over many values in {low}"
     elif long_sum := long_sum_of(layer):

@@ -45,7 +45,8 @@ def stabilize(model: keras.Model) -> keras.Model:
     - Normalization and softmax compute in float32 and return the 16-bit dtype that they returned before.
     - Attention adds up and normalizes its scores in float32; the products keep 16-bit operands. On a TPU it is what was
       asked for, in any precision, where Keras's own is not; `report` says by what it is computed there.
-    - The output layer keeps 16-bit operands and returns float32: bias, activation and the loss are in float32.
+    - The output layer keeps 16-bit operands and returns float32: bias, activation and the loss are in float32. So do
+      KerasHub's routers: logits, softmax and the choice of experts are in float32.
     - A layer whose class takes sines or cosines computes in float32, or, where it has layers inside or names float32
       for the angles, reads what it is given in float32 unrounded. Times and positions have to reach it so, as inputs of
       a functional model do; a subclassed model rounds its inputs. `audit` measures how far such a layer is off.
@@ -205,8 +206,8 @@ def _inside(original: type, names: Any = ()) -> type:
     return next((mixin for mixin in own if mixin.stands_for(original)), Float32Inside)
 
 
-def _result(original: type, names: Any) -> type | None:
-    # The product of an FP8 layer is float32 by itself.
+def result_mixin(original: type, names: Any) -> type | None:
+    """The mixin of a layer that multiplies 16-bit operands and returns float32; an FP8 layer does so by itself."""
     float8 = "fp8" in names or issubclass(original, SumsInFloat32)
     return None if float8 else _by_base(RESULT_MIXINS, original)
 
@@ -219,7 +220,7 @@ _TREATMENTS = {
     # The result in float32, too.
     "everywhere": Treatment(apply=_policy_float32, undo=_as_before),
     # Products of 16-bit operands, everything after them in float32.
-    "result": Treatment(_result, _to_float32_result, _as_before),
+    "result": Treatment(result_mixin, _to_float32_result, _as_before),
     # Attention's scores in float32.
     "scores": Treatment(lambda original, names: _by_base(SCORES_MIXINS, original)),
     "activation": Treatment(apply=_activation_in_float32, undo=_activation_as_before),

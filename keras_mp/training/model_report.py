@@ -43,7 +43,7 @@ class Part(NamedTuple):
         layer: the names that lead to the layer, joined with `/`.
         change: the name of the change: "stabilize", "convert" or "make_lean".
         kind: the kind of part: the layer's class for "stabilize"; inputs and outputs of its product, "768 x 3072", for
-            "convert"; "attention", "gelu", "int4", "head" or "block" for "make_lean".
+            "convert"; "attention", "gelu", "int4", "experts", "head" or "block" for "make_lean".
         done: whether the part is changed.
         possible: whether the change would do it, where it is not done.
         reason: the reason for the change or against it; empty where there is nothing to say.
@@ -166,9 +166,10 @@ def report(
 
     Layers that need float32 and compute in 16 bits are normalizations, softmax as a layer, as an activation and inside
     attention, regularizers of activations, losses that a layer's own code adds, the layers that compute the model's
-    outputs, and those that add up more than 16 numbers in the dtype of their inputs; operations in a layer's own
-    `call()` are not seen. Products are those of Dense and EinsumDense layers. Parts that can be lean are attention,
-    GELUs, products of int4 weights, layers that make logits over a vocabulary, and recomputed blocks.
+    outputs, KerasHub's routers, and those that add up more than 16 numbers in the dtype of their inputs; operations in
+    a layer's own `call()` are not seen. Products are those of Dense and EinsumDense layers. Parts that can be lean are
+    attention, GELUs, products of int4 weights, KerasHub's experts, layers that make logits over a vocabulary, and
+    recomputed blocks.
 
     Args:
         model: a built Keras model, before or after any of the three, or loaded from a file; or one that waits for its

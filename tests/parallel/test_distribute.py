@@ -22,7 +22,7 @@ only_jax = pytest.mark.skipif(TENSORFLOW, reason="TensorFlow has data parallelis
 def test_several_devices_do_as_one(part):
     names = ["on_several_devices"]
     if not TENSORFLOW:
-        names += ["gathers_on_devices", "loading_on_devices"]
+        names += ["experts_on_devices", "gathers_on_devices", "loading_on_devices"]
     if part == "slow":
         names += ["keras_on_several_devices"]
         if tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 14):  # which packs int4 in groups

@@ -307,6 +307,16 @@ ad.primitive_jvps[_refused] = _refuse
 batching.primitive_batchers[_refused] = _refused_batched
 
 
+def gradients_of(function: Callable[..., Any], arguments: Sequence[Any], upstream: Any) -> list[Any]:
+    """Computes the gradients of a function at its arguments, those of `sum(upstream result)`: one for each."""
+    return list(jax.vjp(function, *arguments)[1](upstream))
+
+
+def add_at(x: Any, places: Any, rows: Any) -> Any:
+    """Adds rows, which are rounded to x's dtype, to those of x at places; a place may occur more than once."""
+    return x.at[places].add(rows.astype(x.dtype))
+
+
 def linear_gradient(function: Callable[[Any], Any], argument: Any, upstream: Any, *, name: str) -> Any:
     """Computes the gradient of a linear function.
 

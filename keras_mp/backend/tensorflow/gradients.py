@@ -88,6 +88,19 @@ def refuse_derivatives(message: str, values: Sequence[Any], others: Sequence[Any
     return same(*values, *others)
 
 
+def gradients_of(function: Callable[..., Any], arguments: Sequence[Any], upstream: Any) -> list[Any]:
+    """Computes the gradients of a function at its arguments, those of `sum(upstream result)`: one for each."""
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(list(arguments))
+        result = function(*arguments)
+    return tape.gradient(result, list(arguments), upstream, tf.UnconnectedGradients.ZERO)
+
+
+def add_at(x: Any, places: Any, rows: Any) -> Any:
+    """Adds rows, which are rounded to x's dtype, to those of x at places; a place may occur more than once."""
+    return tf.tensor_scatter_nd_add(x, places[:, None], tf.cast(rows, x.dtype))
+
+
 def linear_gradient(function: Callable[[Any], Any], argument: Any, upstream: Any, *, name: str) -> Any:
     """Computes the gradient of a linear function.
 

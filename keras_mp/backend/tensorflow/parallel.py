@@ -59,6 +59,11 @@ def can_jit() -> bool:
     return tf.distribute.get_strategy().num_replicas_in_sync == 1
 
 
+def is_on_one_device() -> bool:
+    """Returns True: a replica computes on one device, with all weights."""
+    return True
+
+
 def is_spread(model: keras.Model) -> bool:
     """Whether a model was built on several devices or processes."""
     return bool(model.distribute_strategy.num_replicas_in_sync > 1)

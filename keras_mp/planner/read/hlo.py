@@ -111,7 +111,7 @@ class Instruction:
 
     @cached_property
     def index(self) -> int:
-        """Which part of a tuple a get-tuple-element takes."""
+        """Which part of a tuple a get-tuple-element takes; the number of a parameter."""
         return int(_first_group(r"\bindex=(\d+)", self.attributes) or 0)
 
     @cached_property
@@ -146,6 +146,19 @@ class Module:
 
     entry: str
     computations: dict[str, dict[str, Instruction]]
+
+    @cached_property
+    def in_loops(self) -> frozenset[str]:
+        """The computations that loops run, and those that these call."""
+        reached: set[str] = set()
+        instructions = [one for inside in self.computations.values() for one in inside.values()]
+        waiting = [callee for one in instructions if one.opcode == "while" for callee in one.callees]
+        while waiting:
+            callee = waiting.pop()
+            if callee not in reached:
+                reached.add(callee)
+                waiting += [name for inner in self.computations.get(callee, {}).values() for name in inner.callees]
+        return frozenset(reached)
 
     def shapes_of(self, instruction: Instruction) -> list[Shape]:
         """The first array of each of its operands."""
@@ -221,13 +234,60 @@ def moved_bytes(kernel: Instruction, module: Module) -> int:
     """The bytes that a kernel moves between the chip's memory and a core, if each array crosses once.
 
     An array in the own memory of a TPU's core crosses only if a copy brought it there, which counts here. What a step
-    of a collective hands on to the next does not cross.
+    of a collective hands on to the next does not cross. Of an array that a kernel in a loop reads or changes in part,
+    only that part crosses.
     """
     inside = module.computations[kernel.computation]
     made, taken = _handed_on(kernel, module)
     written = sum(shape.size for place, shape in enumerate(kernel.shapes) if not shape.fast and place not in made)
-    read = {name for place, name in enumerate(kernel.operands) if name in inside and place not in taken}
-    return written - kernel.workspace + sum(_crossing(inside[name], inside) for name in read)
+    read = {name: place for place, name in enumerate(kernel.operands) if name in inside and place not in taken}
+    moved = written - kernel.workspace
+    for name, place in read.items():
+        crossing = _crossing(inside[name], inside)
+        once = crossing and kernel.operands.count(name) == 1
+        part = _part(kernel, place, module) if once and kernel.computation in module.in_loops else None
+        if part is None:
+            moved += crossing
+        else:
+            # What a kernel changes in place is among its results, too: read and written in part.
+            moved += min(part.read, crossing) - (max(crossing - part.changed, 0) if part.changed else 0)
+    return max(moved, 0)
+
+
+class _Part(NamedTuple):
+    """The bytes of an array that a kernel reads, and those that it changes of the array in place; 0 for none."""
+
+    read: int
+    changed: int
+
+
+_CHANGES = {"dynamic-update-slice": 1, "scatter": 2}  # by opcode: which operand holds the values
+
+
+def _part(kernel: Instruction, place: int, module: Module) -> _Part | None:
+    """The part of an operand that a kernel reads or changes; None where it reads the whole."""
+    if kernel.opcode == "fusion":
+        inside = module.computations.get(kernel.callees[0], {}) if kernel.callees else {}
+        names = {one.name for one in inside.values() if one.opcode == "parameter" and one.index == place}
+    else:
+        inside, names = {kernel.name: kernel}, {kernel.operands[place]}
+    read = changed = 0
+    for user in inside.values():
+        if not names & set(user.operands):
+            continue
+        if user.opcode in ("bitcast", "reshape") and kernel.opcode == "fusion":
+            names |= {user.name}
+            continue
+        if user.operands[0] not in names or names & set(user.operands[1:]):
+            return None
+        if user.opcode in ("dynamic-slice", "gather"):
+            read += user.size
+        elif user.opcode in _CHANGES:
+            owner = module.computations[user.computation]
+            changed += owner[user.operands[_CHANGES[user.opcode]]].size
+        else:
+            return None
+    return _Part(read + changed, changed) if read or changed else None
 
 
 def _crossing(array: Instruction, inside: dict[str, Instruction]) -> int:
@@ -299,7 +359,8 @@ def _parse_line(line: str, computation: str) -> Instruction | None:
     operands = (
         () if opcode[1] in ("parameter", "constant") else tuple(re.findall(r"%([\w.\-]+)", line[opcode.end() : close]))
     )
-    return Instruction(start[2], opcode[1], shapes, operands, line[close + 1 :], computation, bool(start[1]))
+    number = f"index={line[opcode.end() : close]}" if opcode[1] == "parameter" else ""
+    return Instruction(start[2], opcode[1], shapes, operands, number + line[close + 1 :], computation, bool(start[1]))
 
 
 def _closing(line: str, start: int) -> int:

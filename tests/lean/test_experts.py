@@ -1,0 +1,172 @@
+"""The chosen experts of a mixture: values and gradients for every kind of choice, against NumPy in float64."""
+
+import keras
+import numpy as np
+import pytest
+from derivatives import directional, penalty_gradients
+from gradients_of import MODES, value_and_gradients
+from keras import ops
+
+import keras_mp
+from keras_mp.lean.experts import chosen_experts
+
+pytestmark = pytest.mark.jax
+WIDTH, INNER = 8, 6
+
+
+def expert(rows, scale, up, down):
+    return ops.matmul(ops.tanh(ops.matmul(rows, up)) * scale, down)
+
+
+def choices(kind, tokens, k, experts, random):
+    """Which experts each token chooses: any, the same for all, some never."""
+    rows = np.stack([random.permutation(experts)[:k] for _ in range(tokens)])
+    if kind == "collapsed":
+        rows[:] = random.permutation(experts)[:k]
+    if kind == "empty":
+        rows = np.stack([random.permutation(experts // 2)[:k] for _ in range(tokens)])
+    return rows.astype("int32")
+
+
+def reference(x, chosen, weights, up, down, upstream):
+    """The gradients of `sum(upstream y)`: of x, weights, both banks, and of upstream, which is y."""
+    to = [np.zeros_like(array) for array in (x, weights, up, down, upstream)]
+    for token, row in enumerate(chosen):
+        for place, number in enumerate(row):
+            hidden = np.tanh(x[token] @ up[number])
+            to[4][token] += hidden * weights[token, place] @ down[number]
+            to_product = down[number] @ upstream[token]
+            to_hidden = weights[token, place] * to_product * (1 - hidden**2)
+            to[0][token] += up[number] @ to_hidden
+            to[1][token, place] += hidden @ to_product
+            to[2][number] += np.outer(x[token], to_hidden)
+            to[3][number] += np.outer(hidden * weights[token, place], upstream[token])
+    return to
+
+
+def drawn(tokens, k, experts, kind="any"):
+    random = np.random.default_rng()
+    shapes = (tokens, WIDTH), (tokens, k), (experts, WIDTH, INNER), (experts, INNER, WIDTH), (tokens, WIDTH)
+    arrays = [random.normal(size=shape).astype("float32") for shape in shapes]
+    return choices(kind, tokens, k, experts, random), arrays
+
+
+def assert_close(got, wanted, tolerance):
+    for name, one, right in zip(("x", "weights", "up", "down", "y"), got, wanted, strict=True):
+        assert np.max(np.abs(one - right)) <= tolerance * max(np.max(np.abs(right)), 1e-3), name
+
+
+@pytest.mark.parametrize("kind", ["any", "collapsed", "empty"])
+@pytest.mark.parametrize(
+    "tokens, k, experts, mode", [(48, 2, 16, MODES[-1]), (37, 3, 8, "jit"), (5, 1, 8, MODES[-1]), (16, 4, 4, MODES[0])]
+)
+def test_values_and_gradients_are_those_of_each_token_alone(kind, tokens, k, experts, mode):
+    if kind == "empty" and k > experts // 2:
+        k = experts // 2
+    chosen, arrays = drawn(tokens, k, experts, kind)
+
+    def total(x, weights, up, down, upstream):
+        return ops.sum(chosen_experts(x, ops.convert_to_tensor(chosen), weights, [up, down], expert) * upstream)
+
+    x, *others = (array.astype("float64") for array in arrays)
+    assert_close(value_and_gradients(total, arrays, mode)[1:], reference(x, chosen, *others), 1e-5)
+
+
+def of_all(x, chosen, weights, up, down):
+    """The same by every expert for every token, in plain operations."""
+    routing = ops.sum(ops.one_hot(chosen, up.shape[0], dtype=x.dtype) * weights[..., None], axis=1)
+    hidden = ops.tanh(ops.einsum("th,ehm->etm", x, up))
+    return ops.einsum("etm,emh,te->th", hidden, down, routing)
+
+
+@pytest.mark.parametrize("mode", ["eager", "jit"])
+def test_second_derivatives_and_forward_mode(mode):
+    chosen, arrays = drawn(13, 1, 8, "collapsed")
+    *inputs, upstream = arrays
+
+    def penalized(function):
+        return lambda *values: ops.sum(ops.tanh(function(*values)) * upstream)
+
+    ours = penalized(lambda x, w, *banks: chosen_experts(x, ops.convert_to_tensor(chosen), w, banks, expert))
+    plain = penalized(lambda x, w, *banks: of_all(x, chosen, w, *banks))
+    pairs = zip(penalty_gradients(ours, inputs, mode), penalty_gradients(plain, inputs, mode), strict=True)
+    for one, right in pairs:
+        np.testing.assert_allclose(one, right, rtol=0, atol=1e-4 * np.max(np.abs(right)))
+    directions = [np.random.default_rng().normal(size=array.shape).astype("float32") for array in inputs]
+    wanted = directional(plain, inputs, directions, mode)
+    np.testing.assert_allclose(directional(ours, inputs, directions, mode), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_recomputed_it_has_the_same_gradients():
+    chosen, arrays = drawn(21, 2, 16, "collapsed")
+
+    @keras_mp.lean.remat
+    def recomputed(x, chosen, weights, up, down):
+        return chosen_experts(ops.tanh(x), chosen, weights, [up, down], expert)
+
+    def total(x, weights, up, down, upstream):
+        return ops.sum(recomputed(x, ops.convert_to_tensor(chosen), weights, up, down) * upstream)
+
+    x, *others = (array.astype("float64") for array in arrays)
+    to_x, *rest = reference(np.tanh(x), chosen, *others)
+    wanted = to_x * (1 - np.tanh(x) ** 2), *rest
+    assert_close(value_and_gradients(total, arrays, "jit")[1:], wanted, 1e-5)
+
+
+@pytest.mark.parametrize("trained, products", [((True, True), 0), ((False, True), 1), ((False, False), 2)])
+def test_what_does_not_train_has_no_gradient_and_no_product_for_one(trained, products):
+    chosen, (x, weights, up, down, upstream) = drawn(24, 1, 8)
+
+    def total(trained):
+        def function(x, up, down):
+            given = (ops.convert_to_tensor(chosen), ops.convert_to_tensor(weights), [up, down])
+            return ops.sum(chosen_experts(x, *given, expert, trained) * upstream)
+
+        return function
+
+    counts = [products_of(total(which), [x, up, down]) for which in ((True, True), trained)]
+    assert counts[0] - counts[1] == products
+
+
+def products_of(function, arrays):
+    """How many products of all experts a function and its gradients make."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        gradients = jax.grad(function, argnums=tuple(range(len(arrays))))
+        return str(jax.jit(gradients).lower(*arrays).as_text()).count("dot_general") // 2  # as many in the loop
+    import tensorflow as tf
+
+    @tf.function(autograph=False)
+    def gradients(*arguments):
+        with tf.GradientTape() as tape:
+            tape.watch(arguments)
+            value = function(*arguments)
+        return tape.gradient(value, arguments, unconnected_gradients="zero")
+
+    function = gradients.get_concrete_function(*map(tf.constant, arrays))
+    results = [result.op.name for result in function.outputs]
+    used = tf.compat.v1.graph_util.extract_sub_graph(function.graph.as_graph_def(), results)
+    return sum("MatMul" in node.op for node in used.node)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX knows all sizes")
+@pytest.mark.parametrize("jit", [False, True])
+def test_an_unknown_number_of_tokens(jit):
+    import tensorflow as tf
+
+    chosen, arrays = drawn(29, 2, 16, "collapsed")
+    banks = [tf.constant(bank) for bank in arrays[2:4]]
+    shapes = [tf.TensorSpec((None, 2), "int32"), tf.TensorSpec((None, WIDTH)), tf.TensorSpec((None, 2))]
+
+    @tf.function(input_signature=[*shapes, tf.TensorSpec((None, WIDTH))], jit_compile=jit, autograph=False)
+    def gradients(chosen, x, weights, upstream):
+        with tf.GradientTape() as tape:
+            tape.watch([x, weights, *banks, upstream])
+            value = tf.reduce_sum(chosen_experts(x, chosen, weights, banks, expert) * upstream)
+        return tape.gradient(value, [x, weights, *banks, upstream])
+
+    got = [np.asarray(array) for array in gradients(chosen, arrays[0], arrays[1], arrays[4])]
+    x, *others = (array.astype("float64") for array in arrays)
+    wanted = reference(x, chosen, *others)
+    assert_close(got, wanted, 1e-5)

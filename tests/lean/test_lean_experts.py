@@ -1,0 +1,258 @@
+"""`make_lean` on KerasHub's six families of experts, against their own code in float64: outputs, losses, gradients."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+from gradients_of import MODES, value_and_gradients
+from keras import ops
+
+import keras_mp
+from keras_mp.lean.lean_model import lean_rows
+from keras_mp.rebuild.notes import treatments_of
+
+pytest.importorskip("keras_hub")
+import causal_models
+from keras_hub.src.models.gemma4.gemma4_moe import Gemma4MoEBlock, Gemma4Router
+from keras_hub.src.models.gpt_oss.gpt_oss_decoder import GptOssSparseMoeBlock
+from keras_hub.src.models.mixtral.mixtral_decoder import MixtralSparseMoeBlock
+from keras_hub.src.models.qwen3_5_moe.qwen3_5_moe_decoder import Qwen3_5MoeSparseMoeBlock
+from keras_hub.src.models.qwen3_moe.qwen3_moe_decoder import Qwen3SparseMoeBlock
+from keras_hub.src.models.qwen_moe.qwen_moe_decoder import QwenSparseMoeBlock
+from twins import twin
+
+pytestmark = pytest.mark.jax
+WIDTH, INNER, EXPERTS, CHOSEN = 16, 12, 8, 2
+ROWS, LENGTH = 3, 11  # tokens that are no multiple of anything
+
+
+class Gemma4Experts(keras.layers.Layer):
+    """Router and bank as Gemma 4's decoder calls them."""
+
+    enable_moe_block, num_experts, num_experts_per_token = True, EXPERTS, CHOSEN
+
+    def __init__(self, dtype):
+        super().__init__(dtype=dtype)
+        self.moe_router = Gemma4Router(EXPERTS, CHOSEN, dtype=dtype)
+        self.moe_expert_bank = Gemma4MoEBlock(EXPERTS, WIDTH, INNER, dtype=dtype)
+
+    def build(self, shape):
+        self.moe_router.build(shape)
+        self.moe_expert_bank.build(shape)
+        self.built = True
+
+    def call(self, x):
+        result = self.moe_expert_bank(ops.reshape(x, (-1, WIDTH)), self.moe_router(x))
+        return ops.reshape(result, ops.shape(x)), x
+
+
+FAMILIES = {
+    "mixtral": lambda dtype: MixtralSparseMoeBlock(WIDTH, INNER, EXPERTS, CHOSEN, dtype=dtype),
+    "qwen_moe": lambda dtype: QwenSparseMoeBlock(WIDTH, INNER, 20, EXPERTS, CHOSEN, True, dtype=dtype),
+    "qwen3_moe": lambda dtype: Qwen3SparseMoeBlock(WIDTH, INNER, EXPERTS, CHOSEN, False, dtype=dtype),
+    "qwen3_5_moe": lambda dtype: Qwen3_5MoeSparseMoeBlock(WIDTH, INNER, 20, EXPERTS, CHOSEN, dtype=dtype),
+    "gpt_oss": lambda dtype: GptOssSparseMoeBlock(WIDTH, INNER, EXPERTS, CHOSEN, dtype=dtype),
+    "gemma4": Gemma4Experts,
+}
+TOLERANCES = {"float32": 2e-5, "mixed_bfloat16": 4e-2, "mixed_float16": 6e-3}
+
+
+def model_of(family, dtype):
+    """A model of one block, which gets the rows of a batch and their padding mask."""
+    block = FAMILIES[family](dtype)
+    x, mask = keras.Input((None, WIDTH), dtype=block.compute_dtype), keras.Input((None,), dtype="bool")
+    options = {}
+    if family not in ("gpt_oss", "gemma4"):
+        over_pairs = family in ("qwen_moe", "qwen3_moe")
+        options["attention_mask"] = mask[:, None, :] & mask[:, :, None] if over_pairs else mask
+    block.build((None, None, WIDTH))
+    return keras.Model([x, mask], block(x, **options)[0])
+
+
+def total(model, mask):
+    """The sum of a model's output times numbers, and of its losses, as a function of input, numbers and weights.
+
+    The gradient of the numbers is the output.
+    """
+
+    def function(x, upstream, *weights):
+        mapping = list(zip(model.trainable_variables, weights, strict=True))
+        with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+            output = model([x, ops.convert_to_tensor(mask)], training=True)
+        dtype = model.variables[0].dtype
+        losses = sum(ops.cast(loss, dtype) for loss in scope.losses)
+        return ops.sum(ops.cast(output, dtype) * upstream) + 100 * losses
+
+    return function
+
+
+@pytest.fixture
+def float64(monkeypatch):
+    """A scope in which both backends compute in float64, also where KerasHub casts to float32."""
+
+    @contextlib.contextmanager
+    def scope():
+        cast = ops.cast
+        with contextlib.ExitStack() as stack, monkeypatch.context() as patch:
+            if keras.backend.backend() == "jax":
+                import jax
+
+                stack.enter_context(jax.enable_x64(True))
+            patch.setattr(ops, "cast", lambda x, dtype: cast(x, "float64" if dtype == "float32" else dtype))
+            keras.config.set_floatx("float64")
+            yield
+        keras.config.set_floatx("float32")
+
+    yield scope
+    keras.config.set_floatx("float32")
+
+
+def drawn(family, kind, low):
+    """Tokens that choose as said, and by far; a mask; weights for each trainable variable; all as 16 bits hold them."""
+    random = np.random.default_rng()
+    weights = {}
+    for variable in model_of(family, "float32").trainable_variables:
+        fan_in = variable.shape[-2] if len(variable.shape) > 1 else 16
+        weights[variable.path] = random.normal(size=variable.shape) / fan_in**0.5 + ("scale" in variable.path)
+    router = next(path for path in weights if "gate_dense/kernel" in path or "router" in path and "kernel" in path)
+    bias = next((weights[path] for path in weights if path.endswith("router_dense/bias")), np.zeros(EXPERTS))
+    tokens = random.normal(size=(200 * LENGTH, WIDTH))
+    tokens[:, 0] = 1.0
+    if kind == "collapsed":
+        weights[router][0] = 3 * (np.arange(EXPERTS) < CHOSEN)
+    if kind == "empty":
+        weights[router][0] = -12 * (np.arange(EXPERTS) < EXPERTS // 2)
+    weights = {path: rounded(array, low) for path, array in weights.items()}
+    tokens, scale = rounded(tokens, low), next((weights[path] for path in weights if "per_dim_scale" in path), 1.0)
+    logits = np.sort(tokens * scale @ weights[router] / WIDTH**0.5 + bias)
+    tokens = tokens[logits[:, -CHOSEN] - logits[:, -CHOSEN - 1] > 0.05][: ROWS * LENGTH]
+    mask = np.arange(LENGTH)[None] < np.array([[LENGTH], [7], [4]])
+    upstream = rounded(random.normal(size=(ROWS, LENGTH, WIDTH)), low)
+    return tokens.reshape(ROWS, LENGTH, WIDTH), mask, list(weights.values()), upstream
+
+
+def rounded(array, dtype):
+    return ops.convert_to_numpy(ops.cast(ops.cast(array.astype("float32"), dtype), "float32")).astype("float64")
+
+
+KINDS = ("any", "collapsed", "empty")
+# Each family in each dtype, with one kind of choice; those that are quick have each kind and dtype twice.
+CASES = [
+    pytest.param(family, dtype, KINDS[(i + j) % 3], marks=[pytest.mark.slow] * (i % 3 != j))
+    for i, family in enumerate(FAMILIES)
+    for j, dtype in enumerate(TOLERANCES)
+]
+
+
+@pytest.mark.parametrize("family, dtype, kind", CASES)
+def test_is_the_familys_own_code_in_float64(family, dtype, kind, float64):
+    compute, jit = dtype.removeprefix("mixed_"), MODES[-1]
+    x, mask, weights, upstream = drawn(family, kind, compute)
+    with float64():
+        plain = total(model_of(family, "float64"), mask)
+        _, *wanted = value_and_gradients(
+            plain, [x, upstream, *weights], "jit" if keras.backend.backend() == "jax" else "eager"
+        )
+    model = keras_mp.lean.make_lean(model_of(family, dtype))
+    assert [row.lean for row in lean_rows(model) if row.kind == "experts"] == [True]
+    arrays = [ops.cast(x, compute), *(array.astype("float32") for array in (upstream, *weights))]
+    _, *got = value_and_gradients(total(model, mask), arrays, jit)
+    for number, (one, right) in enumerate(zip(got, wanted, strict=True)):
+        size = max(np.max(np.abs(right)), 1e-3)
+        assert np.max(np.abs(one - right)) <= TOLERANCES[dtype] * size, number
+
+
+SIZES = {"vocabulary_size": 40, "num_layers": 1, "num_query_heads": 4, "num_key_value_heads": 2, "hidden_dim": 16}
+MODELS = {
+    "Qwen3Moe": {
+        **SIZES, "intermediate_dim": 32, "head_dim": 4, "moe_intermediate_dim": 16, "num_experts": 8, "top_k": 2,
+    },
+    "Gemma4": {
+        **SIZES, "intermediate_dim": 32, "head_dim": 4, "image_size": None, "enable_moe_block": True, "num_experts": 8,
+        "expert_intermediate_dim": 16, "num_experts_per_token": 2,
+    },
+    "GptOss": {**SIZES, "intermediate_dim": 32, "num_experts": 8, "top_k": 2},
+}  # fmt: skip
+
+
+def task(name, **changes):
+    """A language model of a family, compiled; its experts differ from each other."""
+    backbone = getattr(causal_models.keras_hub.models, f"{name}Backbone")(**MODELS[name] | changes)
+    model = getattr(causal_models.keras_hub.models, f"{name}CausalLM")(backbone=backbone, preprocessor=None)
+    for variable in model.variables:
+        if len(variable.shape) == 3:
+            variable.assign(np.random.default_rng().normal(0, 0.3, variable.shape))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, jit_compile=keras.backend.backend() == "jax")
+    return model
+
+
+def experts_of(model):
+    return [row for row in lean_rows(model) if row.kind == "experts"]
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen3Moe", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Gemma4", "GptOss"))]
+)
+def test_a_model_trains_is_saved_and_undone(name, tmp_path):
+    model = task(name)
+    plain, x = twin(model), causal_models.batch(model)
+    y = np.roll(x["token_ids"], -1, 1)
+    x["padding_mask"][:2, 5:] = 0
+    kinds = [type(layer) for layer in model._flatten_layers()]
+    keras_mp.lean.make_lean(model, remat=name == "GptOss")
+    assert [row.lean for row in experts_of(model)] == [True]
+    assert "experts" in str(keras_mp.report(model).parts)
+    np.testing.assert_array_equal(model.predict(x, verbose=0), plain.predict(x, verbose=0))
+    losses = [[one.train_on_batch(x, y) for _ in range(3)] for one in (model, plain)]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    for one, right in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(one, right, rtol=0, atol=1e-5)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert [row.lean for row in experts_of(loaded)] == [True]
+    np.testing.assert_allclose(loaded.train_on_batch(x, y), model.train_on_batch(x, y), rtol=1e-5)
+    keras_mp.revert(model)
+    assert [type(layer) for layer in model._flatten_layers()] == kinds
+    assert not any(treatments_of(layer) for layer in model._flatten_layers())
+
+
+def test_own_code_stays_where_the_choice_saves_nothing():
+    model = keras_mp.lean.make_lean(task("Qwen3Moe", num_experts=5))
+    assert [(row.lean, row.reason.partition(",")[0]) for row in experts_of(model)] == [
+        (False, "a token chooses 2 of its 5 experts")
+    ]
+
+
+@pytest.mark.parametrize("name", ["Qwen3Moe", "GptOss"])
+def test_stabilize_lets_routers_choose_in_float32(name):
+    """On TensorFlow plain Keras fails in 16 bits: blocks of Mixtral and Qwen multiply a loss in float32 by 16 bits."""
+    # XLA for CPUs has no attention in float16.
+    tensorflow = keras.backend.backend() == "tensorflow"
+    keras.config.set_dtype_policy("mixed_float16" if tensorflow else "mixed_bfloat16")
+    model = task(name, num_experts=4)
+    keras.config.set_dtype_policy("float32")
+    x = causal_models.batch(model)
+    if tensorflow and name == "Qwen3Moe":
+        with pytest.raises(TypeError, match="Mul"):
+            twin(model).train_on_batch(x, x["token_ids"])
+    keras_mp.stabilize(model)
+    assert np.isfinite(model.train_on_batch(x, x["token_ids"], return_dict=True)["loss"])
+    low, seen = [], []
+    for layer in model._flatten_layers():
+        if "router" in layer.name or "gate_dense" in layer.name:
+            seen.append(layer.compute_dtype)
+            low += [layer.name] * (layer.compute_dtype != "float32")
+    assert seen and not low
+
+
+@pytest.mark.slow
+def test_50_steps_beside_its_own_code():
+    model = task("Qwen3Moe", num_experts=16)
+    own, x = twin(model), causal_models.batch(model)
+    keras_mp.lean.make_lean(model)
+    y = np.roll(x["token_ids"], -1, 1)
+    losses = [[one.train_on_batch(x, y, return_dict=True)["loss"] for _ in range(50)] for one in (model, own)]
+    assert losses[0][-1] < 0.9 * losses[0][0]
+    np.testing.assert_allclose(*losses, rtol=1e-3)
