@@ -75,7 +75,7 @@ def _places(graph: Any, low: set[int], tf: Any) -> Iterator[LowPrecision]:
         if isinstance(message, node_def_pb2.NodeDef):
             node, op, where = message.name, message.op, ""
             if op in OPAQUE_OPS:
-                yield LowPrecision(node, op, "holds a compiled program that cannot be looked into")
+                yield LowPrecision(node, op, "holds a compiled program whose operations cannot be read")
         for field, value in message.ListFields():
             if field.name == "stripped_op_list":
                 continue  # what the ops could take, not what these nodes do

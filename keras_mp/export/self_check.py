@@ -84,7 +84,7 @@ def _tried(
     try:
         serve(inputs)
     except Exception:
-        return f"the SavedModel could not be run on synthetic inputs {_shapes(inputs)}: plain Keras fails alike: {why}"
+        return f"the SavedModel could not be run on synthetic inputs {_shapes(inputs)}: plain Keras fails, too: {why}"
     return f"the SavedModel has nothing to compare with on synthetic inputs {_shapes(inputs)}: plain Keras fails: {why}"
 
 
@@ -100,7 +100,7 @@ def _compared(
             f"{name} was not kept: it fails on {where}, which the model in float32 takes: {error_line(error)}"
         ) from error
     if not any(x.dtype.kind not in "fc" or np.isfinite(x).any() for x in expected):
-        return f"nothing is finite of what the model gives on {where}, so that nothing could be compared there"
+        return f"the model gives no finite value on {where}, so that nothing could be compared there"
     difference = relative_difference(served, expected)
     if difference <= tolerance:
         return None

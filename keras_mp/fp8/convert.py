@@ -35,7 +35,7 @@ from keras_mp.treatment.treated import (
 )
 from keras_mp.treatment.waiting import register_calls, waits
 
-# FP8 as what is done to a layer.
+# FP8 as a treatment of a layer.
 
 # Layers that a user made FP8 ones, and the plain class of each.
 PLAIN: dict[type, type] = {
@@ -241,7 +241,7 @@ def _why_none(decisions: list[Decision], select: Select | None, scalings: Scalin
         return f"the model has no Dense or EinsumDense layer, so nothing is in {scalings.title}"
     reasons = Counter(decision.reason.partition(": ")[0] for decision in decisions)
     listed = "; ".join(f"{count} of them: {reason}" for reason, count in reasons.most_common(4))
-    anyway = "; select=lambda path, layer: True converts what can be, all the same" if select is None else ""
+    anyway = "; select=lambda path, layer: True converts every layer that can be converted" if select is None else ""
     layers = f"{len(decisions)} Dense and EinsumDense layers"
     return f"nothing is in {scalings.title} of the {layers}. {listed}. keras_mp.report(model) lists them{anyway}"
 

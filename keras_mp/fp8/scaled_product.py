@@ -371,7 +371,7 @@ def first_order_operands(operands: Sequence[Any], path: str) -> list[Any]:
 
 def _message(path: str) -> str:
     return (
-        f"{f'the layer {path!r}' if path else 'a product'} computes in 8 bits, and has first derivatives alone, in "
-        "reverse mode: for a gradient penalty, a Hessian, jvp or jacfwd call keras_mp.revert(model, 'convert'), or "
+        f"{f'the layer {path!r}' if path else 'a product'} computes in 8 bits, and has only first derivatives, in "
+        "reverse mode. For a gradient penalty, a Hessian, jvp or jacfwd call keras_mp.revert(model, 'convert'), or "
         "leave the layer out with keras_mp.convert(model, select=...)"
     )

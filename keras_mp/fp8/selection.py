@@ -130,7 +130,7 @@ def _decide(
         return Decision(path, layer, sizes, True, True, computes + told, cost)
     if select is not None:
         chosen = bool(select(path, layer))
-        reason = "select chose it" if chosen else "select left it out"
+        reason = "select chose it" if chosen else "select did not choose it"
         return Decision(path, layer, sizes, chosen, True, reason + told, cost)
     product = f"its product of {sizes[0]} by {sizes[1]}"
     reason = ends.get(id(layer)) or _odd(*sizes)

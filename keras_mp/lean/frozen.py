@@ -53,7 +53,7 @@ def narrow_frozen(model: keras.Model) -> keras.Model:
     chosen = [layer for path, layer in layers.items() if not reasons[path]]
     if not chosen:
         why = "; ".join(f"{path!r} {reason}" for path, reason in list(reasons.items())[:5]) or "It has no weights"
-        raise ValueError(f"narrow_frozen({model.name!r}): no weight is frozen and read in 16 bits alone. {why}")
+        raise ValueError(f"narrow_frozen({model.name!r}): no weight is both frozen and read only in 16 bits. {why}")
     change(model, [(layer, {FROZEN: None}) for layer in chosen])
     return model
 

@@ -1,4 +1,4 @@
-"""What is done to the gradients of a step before an optimizer takes them: checked, unscaled, summed, measured.
+"""The gradients of a step, before an optimizer takes them: checked, unscaled, summed, measured.
 
 A list of gradients has one for each variable: a tensor, on TensorFlow also a sparse one, or None.
 """

@@ -134,7 +134,7 @@ class PrecisionMonitor(keras.callbacks.Callback):
                 print(
                     f"PrecisionMonitor: {watched.says}{skipped} step{'s' if skipped > 1 else ''} skipped in this epoch "
                     f"while the loss scale went from {watched.start['loss_scale']:g} to {now['loss_scale']:g}. That is "
-                    "calibration: the scale starts high and backs off until the gradients fit."
+                    "normal: the scale starts high and is halved until the gradients fit."
                 )
             watched.start, watched.failed = now, False
 
@@ -156,8 +156,8 @@ class PrecisionMonitor(keras.callbacks.Callback):
     def _fail(self, watched: _Watched, what: str, stop: bool) -> None:
         watched.failed = True
         message = (
-            f"{watched.says}{what}. This is not calibration: no loss scale helps where the values themselves are not "
-            "finite. Look for NaN or inf in the data and the weights, for layers that need float32 (keras_mp.stabilize)"
+            f"{watched.says}{what}. No loss scale helps where the values themselves are not finite. "
+            "Look for NaN or inf in the data and the weights, for layers that need float32 (keras_mp.stabilize)"
             " and for a learning rate that is too high. keras_mp.numerics.find_nonfinite(model, batch) names the first "
             "one, and the callback keras_mp.NonFiniteFinder() does so during fit"
         )

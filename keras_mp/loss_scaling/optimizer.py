@@ -66,8 +66,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         state_dtype: the dtype that the inner optimizer's slots, such as Adam's moments, are stored in: "float32";
             "bfloat16"; or "float8", E4M3 with a float32 scale for each row. They are computed in float32, and rounded
             stochastically once a step. Slots of fewer than 4,096 values or of one axis stay float32.
-        state_memory: the place of those slots: "device"; or, on JAX, "host": in pinned memory of the host, whence the
-            slots of a weight are fetched when its gradient is there, and written back. Needs
+        state_memory: the place of those slots: "device"; or, on JAX, "host": in pinned memory of the host, from where
+            the slots of a weight are fetched when its gradient is there, and written back. Needs
             `LossScale.none(release_gradients=True)`. Slots of fewer values stay on the device.
         weight_rounding: the rounding of weights in bfloat16, whose update is computed in float32: "stochastic" or
             "nearest". float32 weights are not rounded.

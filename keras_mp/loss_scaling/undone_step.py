@@ -106,8 +106,8 @@ def _results_or_nan(model: keras.Model, results: dict[str, Any]) -> dict[str, An
     if not any(backend.is_concrete(value) and int(value) < 0 for value in values):
         return results
     warnings.warn(
-        "no step counts: all were skipped, because their gradients were not finite, so loss and metrics are NaN. "
-        "keras_mp.PrecisionMonitor() shows the loss scale, and keras_mp.NonFiniteFinder() the layer",
+        "all steps were skipped, because their gradients were not finite: there is no loss to report, and metrics are "
+        "NaN. keras_mp.PrecisionMonitor() shows the loss scale, and keras_mp.NonFiniteFinder() the layer",
         stacklevel=3,
     )
     return {name: ops.full_like(value, float("nan")) if _is_float(value) else value for name, value in results.items()}

@@ -434,7 +434,7 @@ def _ruined_before(states: list[BadVariable]) -> str:
         return ""
     path, variable = states[0]
     return (
-        f" Besides, weight {variable.name} of layer {path!r} is not finite, which is not what spoils this step: load a "
+        f" Also, weight {variable.name} of layer {path!r} is not finite, which is not what spoils this step: load a "
         f"checkpoint from before it. {remedies.KEEP_STATISTICS} keeps moving statistics finite."
     )
 
@@ -445,9 +445,9 @@ def _calibration(outcome: _Outcome, scale: float, fitting: float) -> NonFinite:
     nonfinite.remedy, nonfinite.calibration = LOWER_SCALE, True
     nonfinite.scale, nonfinite.fitting_scale = scale, fitting
     nonfinite.advice = (
-        f"This is calibration, not trouble: at a loss scale of {fitting:g} all is finite, at {scale:g} it is not. A "
-        f"dynamic scale gets there by itself in {halvings} skipped step{'s' if halvings > 1 else ''}; a static one is "
-        "too high."
+        f"This is normal while the scale is found: at a loss scale of {fitting:g} all is finite, at {scale:g} it is "
+        f"not. A dynamic scale gets there by itself in {halvings} skipped step{'s' if halvings > 1 else ''}; a static "
+        "one is too high."
     )
     return nonfinite
 

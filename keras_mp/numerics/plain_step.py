@@ -34,22 +34,21 @@ def explained(model: keras.Model, batch: tuple, error: Exception) -> ValueError:
     """The error for an observed step that could not be run; it tells faults of data, Keras and this package apart."""
     if _has_strings(batch) and keras.backend.backend() != "tensorflow":
         return ValueError(
-            f"data holds strings, which no step on {keras.backend.backend()} takes; plain Keras fails alike. Look the "
+            f"data holds strings, which no step on {keras.backend.backend()} takes; plain Keras fails, too. Look the "
             "strings up before: batches of text_vectorization(strings), and a model without that layer; or use "
             "KERAS_BACKEND=tensorflow"
         )
     plain = _error_of(model, batch)
     if plain is None:
         return ValueError(
-            f"plain Keras makes this step of model {model.name!r}, and keras_mp cannot look into it: "
-            f"{error_line(error)}"
+            f"plain Keras makes this step of model {model.name!r}, and keras_mp cannot trace it: {error_line(error)}"
         )
     if _fits_in_float32(model, batch):
         dtypes = compute_dtypes(model) - {"float32"}
         way_out = "; keras_mp.stabilize(model) may mend it" if sensitive_layers(model) else ""
         return ValueError(
             f"model {model.name!r} cannot make a training step in {' and '.join(sorted(dtypes))}, though in float32 it "
-            f"can on the same data{way_out}. It is not the data, for plain Keras fails alike: {error_line(plain)}"
+            f"can on the same data{way_out}. It is not the data, for plain Keras fails, too: {error_line(plain)}"
         )
     return _does_not_fit(model, batch, error)
 

@@ -106,7 +106,7 @@ def _checked(candidates: Any) -> list[str]:
             f"precisions={candidates!r} must be some of {', '.join(map(repr, CANDIDATES))}, cheapest first"
         )
     if len(set(candidates)) < len(list(candidates)):
-        raise ValueError(f"precisions={candidates!r} names one twice")
+        raise ValueError(f"precisions={candidates!r} has a name twice")
     return list(candidates)
 
 
@@ -148,10 +148,10 @@ class _Search:
             return self._result(self._assignment({}, ()), "float32 is the only candidate.")
         cheapest = self._assignment({}, self.fp8)
         if self.fp8 and self._passes(cheapest):
-            return self._result(cheapest, f"Everything passes at the cheapest: {self._name(cheapest)}.")
+            return self._result(cheapest, f"All layers pass in the cheapest precision: {self._name(cheapest)}.")
         restored = self._restored_units()
         if not restored and not self.fp8:
-            return self._result(cheapest, f"Everything passes at the cheapest: {self._name(cheapest)}.")
+            return self._result(cheapest, f"All layers pass in the cheapest precision: {self._name(cheapest)}.")
         if len(restored) == len(self.units):
             everything = Assignment("float32", {}, frozenset(), self.closed)
             return self._result(

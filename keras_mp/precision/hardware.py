@@ -150,7 +150,7 @@ def support(dtype: str, device: Device | None = None) -> Support:
 
 def _mxfp8(device: Device) -> Support:
     if device.vendor != "nvidia":
-        return Support(False, f"{device.name} multiplies no MXFP8 operands, as far as it is known; {_EMULATED}.")
+        return Support(False, f"{device.name} multiplies no MXFP8 operands, as far as is known; {_EMULATED}.")
     name = f"{device.name} (compute capability {device.architecture})"
     # NVIDIA, cuDNN documentation, block scale quantization: "Blackwell and later".
     if device.compute_capability < (10, 0):

@@ -85,7 +85,7 @@ def choose_policy(device: Device | None = None) -> PolicyChoice:
             break
     reason = served.reason
     if policy == "float32":
-        reason = f"{_served('mixed_bfloat16', device, backend).reason} So float32 it is."
+        reason = f"{_served('mixed_bfloat16', device, backend).reason} So the choice is float32."
     jit = _jit(device, backend)
     return PolicyChoice(policy, jit.ok, " ".join([reason, jit.reason, *unseen]))
 

@@ -22,7 +22,8 @@ def carry_compiled(old: keras.Model, new: keras.Model, variables: dict[int, kera
             name = type(old).__name__
             return [
                 f"compile arguments: {name} overrides compile() without get_compile_config() and "
-                "compile_from_config(), and keeps not every argument as it was given; compile the new model yourself"
+                "compile_from_config(), and does not keep every argument as it was given; compile the new model "
+                "yourself"
             ]
         if _scales(new.optimizer) and not _scales(old.optimizer):
             new.optimizer = new.optimizer.inner_optimizer  # auto_scale_loss=False, which Keras does not keep
@@ -60,12 +61,12 @@ def compile_again(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> 
     """Compiles a model with its own arguments and another optimizer; metrics start anew.
 
     Raises:
-        TypeError: If the model has a compile() of its own that keeps not every argument as it was given.
+        TypeError: If the model has a compile() of its own that does not keep every argument as it was given.
     """
     arguments = compile_arguments(model)
     if arguments is None or "optimizer" not in arguments:
         raise TypeError(
-            f"{type(model).__name__} has a compile() of its own, which keeps not every argument as it was given: "
+            f"{type(model).__name__} has a compile() of its own, which does not keep every argument as it was given: "
             "compile the model with the optimizer that it is to have"
         )
     arguments = keras.tree.map_structure(_fresh, arguments)

@@ -47,7 +47,7 @@ class Rebuilt(NamedTuple):
         ]
         if self.unreached or apart:
             otherwise = "; ".join([*self.unreached, *apart])
-            warnings.warn(f"{function} could not carry everything over: {otherwise}", stacklevel=3)
+            warnings.warn(f"{function} could not carry over all of the model: {otherwise}", stacklevel=3)
         return self.model
 
 

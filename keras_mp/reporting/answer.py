@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from keras_mp.reporting.html import breakable
-from keras_mp.reporting.table import WIDE, plain_text
+from keras_mp.reporting.table import WIDE, ColumnTable, markdown_table, plain_text
 
 LINES, COLUMNS = 25, 80
 _INDENT = "  "
@@ -115,6 +116,24 @@ class MemoryBar:
         legend += ["│ the memory's end"] if 0 < limit < width else ["· free"] if limit else []
         for line in textwrap.wrap("  ".join(legend).replace(" ", "\0").replace("\0\0", "  "), width):
             yield Text(_INDENT + line.replace("\0", " "))
+
+
+def markdown(part: RenderableType) -> str:
+    """A sentence or a table of a report as Markdown; other renderables as they are printed."""
+    if isinstance(part, Sentence):
+        label = f"**{part.label}:** " if part.label else ""
+        code = "\n".join(["```python", *part.code, "```"]) if part.code else ""
+        below = "" if part.below is None else markdown(part.below)
+        return "\n\n".join(filter(None, (label + _escaped(part.text), code, below)))
+    if isinstance(part, ColumnTable):
+        rows = [[*map(_escaped, cells)] for cells in part.rows]
+        said = filter(None, map(_escaped, (part.title, part.caption)))
+        return "\n\n".join([*said, "\n".join(markdown_table(part.names, rows))])
+    return f"```\n{plain_text(part, WIDE)}\n```"
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*<|]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text).replace("\n", " ")
 
 
 class Details:

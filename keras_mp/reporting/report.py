@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import numpy as np
 from rich.console import Group, RenderableType
 
-from keras_mp.reporting.answer import COLUMNS, LINES, Details, Sentence, fitting
+from keras_mp.reporting.answer import COLUMNS, LINES, Details, Sentence, fitting, markdown
 from keras_mp.reporting.table import plain_text
 from keras_mp.system.atomic_write import write_text
 
 
 class Report(ABC):
-    """A result that can be printed, and written as JSON or HTML.
+    """A result that can be printed, and written as JSON, HTML or Markdown.
 
     `print(report)` writes the answer, on at most 25 lines of 80 columns; `print(report.details())` the tables behind
     it, of 120 columns. `rich.print` adapts both to the width of the terminal.
@@ -40,7 +40,7 @@ class Report(ABC):
         tables = self._tables()
         for name in names:
             if name not in tables:
-                raise ValueError(f"{name!r} is no table of this report, which has: {', '.join(tables) or 'none'}")
+                raise ValueError(f"{name!r} is not a table of this report. Its tables: {', '.join(tables) or 'none'}")
         return Details(table for name in names or tables for table in tables[name])
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,6 +68,20 @@ class Report(ABC):
             The path.
         """
         return write_text(self._html(), Path(path))
+
+    def to_markdown(self, path: str | Path | None = None) -> str:
+        """Returns the report as Markdown for an issue or a pull request, its tables folded.
+
+        Args:
+            path: the file; an existing one is replaced, and missing folders are made.
+        """
+        parts = [markdown(sentence) for sentence in self._answer()]
+        for name, tables in self._tables().items():
+            parts += [f"<details><summary>{name}</summary>", *map(markdown, tables), "</details>"]
+        text = "\n\n".join(parts) + "\n"
+        if path is not None:
+            write_text(text, Path(path))
+        return text
 
     @abstractmethod
     def _html(self) -> str:
@@ -139,4 +153,4 @@ def plain_values(value: Any) -> Any:
         return {str(key): plain_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain_values(item) for item in value]
-    raise TypeError(f"value={value!r} of type {type(value).__name__} has no form in JSON")
+    raise TypeError(f"value={value!r} of type {type(value).__name__} cannot be written as JSON")

@@ -96,7 +96,7 @@ def stabilize(model: keras.Model) -> keras.Model:
     change(model, [*wanted, *((part, {ATTENTION: None}) for part in attending(model))])
     missed = [f"{entry.path!r}: {entry.reason}" for entry in sensitive if not entry.treatments]
     if missed:
-        warnings.warn(f"stabilize({model.name!r}) could not reach everything: {'; '.join(missed)}", stacklevel=2)
+        warnings.warn(f"stabilize({model.name!r}) could not change some layers: {'; '.join(missed)}", stacklevel=2)
     return model
 
 

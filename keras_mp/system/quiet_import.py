@@ -34,7 +34,7 @@ def import_keras() -> None:
         if other is None or importlib.util.find_spec(name) is not None:
             raise
         raise ImportError(
-            f"{name} is not installed, on which Keras is to run here: "
+            f"{name} is not installed, and Keras is set to run on it: "
             f"{install_command(name, *packages_for(name))}{_other_backend(other)}"
         ) from error
 

@@ -114,7 +114,7 @@ class ModelReport(Report):
         for layer, words in self.attention:
             by.setdefault(words, []).append(layer)
         said += [Sentence("Attends by", f"{words}: {listed(names, _NAMED, 'layers')}") for words, names in by.items()]
-        return [Sentence(self.name, f"{'; '.join(verdict) or 'no layer that a change is for'}."), *said]
+        return [Sentence(self.name, f"{'; '.join(verdict) or 'no layer here needs a change'}."), *said]
 
     def _tables(self) -> dict[str, list[RenderableType]]:
         if self.waiting:

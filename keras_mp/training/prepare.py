@@ -126,7 +126,7 @@ def prepare(
     given = [optimizer, *keras.tree.flatten(compile_arguments)]
     given = [held for held in given if isinstance(held, keras.optimizers.Optimizer)]
     if not given:
-        raise TypeError("optimizer=None needs optimizers by other names, as compile() of the model's class takes them")
+        raise TypeError("optimizer=None is for a compile() that takes its optimizers by other names: pass one of these")
     for held in given:
         if isinstance(held, LossScaleOptimizer):
             _check_settings(held, state_dtype, state_memory, release_gradients)
@@ -150,7 +150,7 @@ def prepare(
     if arguments_of(model) is None:
         forget(model)
         raise TypeError(
-            f"compile() of {original_class(model).__name__} keeps not every argument as it was given, and prepare "
+            f"compile() of {original_class(model).__name__} does not keep every argument as it was given, and prepare "
             "would call it again when the model is built: build the model before"
         )
     return model

@@ -231,7 +231,7 @@ def _optimizer_difference(lost: list[str], fresh: list[str], force: bool) -> lis
     if notes and not force:
         raise CheckpointError(
             f"the checkpoint is of another optimizer, or of one with other settings: {'; '.join(notes[:SHOWN])}. "
-            "Pass force=True (--force) to go on all the same"
+            "Pass force=True (--force) to go on"
         )
     return notes
 

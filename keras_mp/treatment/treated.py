@@ -1,4 +1,4 @@
-"""Layers whose class is extended, in place, by what is done to them under a name; they save and load so."""
+"""Layers changed in place by named treatments, which are saved and loaded with them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _as_it_is(options: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Treatment:
-    """What is done to a layer under a name.
+    """A change of a layer, which has a name.
 
     Attributes:
         mixin: the class that comes before the layer's own, by the latter and the names of all its treatments; None

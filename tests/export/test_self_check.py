@@ -218,7 +218,7 @@ def test_where_plain_keras_fails_alike_it_is_said_and_kept(tmp_path):
     model = keras.Sequential([keras.Input((4,)), OnlyLarge()])
     report = keras_mp.export_float32(model, tmp_path / "out")
     assert len(report.notes) == 2 and os.listdir(tmp_path) == ["out"]
-    assert "could not be run on synthetic inputs of the shape (1, 4): plain Keras fails alike:" in report.notes[0]
+    assert "could not be run on synthetic inputs of the shape (1, 4): plain Keras fails, too:" in report.notes[0]
     assert "too small to be one" in report.notes[0] and " ".join(report.notes[0].split()) in " ".join(
         str(report).split()
     )

@@ -228,7 +228,7 @@ def test_what_is_read_in_float32_or_trains_stays_as_it_is():
     keras_mp.lean.narrow_frozen(keras_mp.stabilize(model))
     output = model.layers[-1]
     assert [v for v in model.weights if v.dtype == "bfloat16"] == [output.kernel]
-    with pytest.raises(ValueError, match="no weight is frozen and read in 16 bits alone. '.*dense.*' trains"):
+    with pytest.raises(ValueError, match="no weight is both frozen and read only in 16 bits. '.*dense.*' trains"):
         keras_mp.lean.narrow_frozen(keras.Sequential([keras.Input((4,)), layers.Dense(2)]))
     with pytest.raises(ValueError, match="is not built"):
         keras_mp.lean.narrow_frozen(keras.Sequential([layers.Dense(2)]))

@@ -39,7 +39,7 @@ def test_a_precision_that_plain_keras_cannot_train_in_is_not_called_bad_data(che
     low = model_with(NoFloat16())
     for layer in low.layers:
         layer.dtype_policy = keras.DTypePolicy("mixed_float16")
-    said = "cannot make a training step in float16.* plain Keras fails alike: .*no kernel for float16"
+    said = "cannot make a training step in float16.* plain Keras fails, too: .*no kernel for float16"
     with pytest.raises(ValueError, match=said):
         check(low, batch())
     assert keras_mp.numerics.find_nonfinite(plain, batch()) is None

@@ -82,5 +82,5 @@ def test_float16_attention_that_jax_has_not_is_said_to_be_kerass_own_failure():
     model, x, y = vit_image_classifier()
     with pytest.raises(ValueError, match="F16_F16_F32"):  # on a model of its own: a fit that fails on JAX ruins it
         vit_image_classifier()[0].fit(x, y, batch_size=4, verbose=0)
-    with pytest.raises(ValueError, match="step in float16.* plain Keras fails alike: .*F16_F16_F32"):
+    with pytest.raises(ValueError, match="step in float16.* plain Keras fails, too: .*F16_F16_F32"):
         keras_mp.numerics.find_nonfinite(model, (x, y))

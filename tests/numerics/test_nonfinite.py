@@ -236,7 +236,7 @@ class Picky(layers.Layer):
 def test_a_failure_of_kerass_own_is_not_blamed_on_the_data():
     model = sequential(layers.Dense(8, name="dense"), Picky(dtype="mixed_float16"))
     batch = (normal(16, 8), normal(16, 1))
-    with pytest.raises(ValueError, match="in float16, though.*Keras fails alike: TypeError: .*no kernel") as failure:
+    with pytest.raises(ValueError, match="in float16, though.*Keras fails, too: TypeError: .*no kernel") as failure:
         find_nonfinite(model, batch)
     assert "data does not fit" not in str(failure.value) and "stabilize" not in str(failure.value)
     with pytest.raises(ValueError, match="data does not fit model"):
@@ -408,7 +408,7 @@ def test_a_loss_in_float16_that_keras_cannot_add_is_named_with_what_mends_it():
     model = sequential(layers.Dense(8, dtype="mixed_float16"), AuxiliaryLoss(dtype="mixed_float16"))
     batch = (normal(16, 8), normal(16, 1))
     if keras.backend.backend() == "tensorflow":
-        with pytest.raises(ValueError, match=r"keras_mp.stabilize\(model\) may mend it.*plain Keras fails alike"):
+        with pytest.raises(ValueError, match=r"keras_mp.stabilize\(model\) may mend it.*plain Keras fails, too"):
             find_nonfinite(model, batch)
     assert find_nonfinite(keras_mp.stabilize(model), batch) is None
 

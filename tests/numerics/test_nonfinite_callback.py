@@ -63,7 +63,7 @@ def test_too_many_skips_set_it_off_and_few_do_not(tmp_path):
 def test_calibration_is_told_from_trouble(tmp_path):
     model, (x, y) = scale_only()
     finder = keras_mp.NonFiniteFinder(tmp_path, max_consecutive_skips=1, stop=False)
-    with pytest.warns(UserWarning, match="This is calibration, not trouble"):
+    with pytest.warns(UserWarning, match="This is normal while the scale is found"):
         fit(model, x, y, finder)
     assert finder.found.calibration and finder.found.scale == 2.0**15
 

@@ -167,7 +167,7 @@ def test_bad_input_is_named():
         search_policy(model, (x, y), ("float8",))
     with pytest.raises(ValueError, match="precisions="):
         search_policy(model, (x, y), "float32")
-    with pytest.raises(ValueError, match="names one twice"):
+    with pytest.raises(ValueError, match="has a name twice"):
         search_policy(model, (x, y), ("float32", "float32"))
     for tolerance in (-1, float("nan"), float("inf"), "0.1"):
         with pytest.raises(ValueError, match="tolerance="):

@@ -81,5 +81,5 @@ def test_where_keras_cannot_train_on_strings_that_is_said():
     with pytest.raises(Exception, match="(?i)invalid dtype|string"):
         model.fit(np.array(TEXTS), labels, verbose=0)
     for check in (keras_mp.audit, keras_mp.numerics.find_nonfinite, keras_mp.search_policy):
-        with pytest.raises(ValueError, match="strings, which no step on jax takes; plain Keras fails alike"):
+        with pytest.raises(ValueError, match="strings, which no step on jax takes; plain Keras fails, too"):
             check(model, (TEXTS, labels))

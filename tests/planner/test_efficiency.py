@@ -102,7 +102,7 @@ def test_the_spread_in_reports_is_that_of_the_score():
     [
         ("h100", "5 published runs that XLA compiled for this chip took 0.78 to 1.20 of the predicted time."),
         ("h200", "9 published runs that XLA compiled for chips of this generation took 0.70 to 1.30 of the predicted"),
-        ("v5e", "One run: compiled by XLA for this chip, it took 0.70 of the predicted time."),
+        ("v5e", "One published run that XLA compiled for this chip, it took 0.70 of the predicted time."),
         ("v5p", "No published run that XLA compiled for a chip of this generation was compared with its prediction."),
     ],
 )

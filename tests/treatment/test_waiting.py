@@ -255,7 +255,7 @@ def test_what_cannot_wait_is_refused():
     model = keras_mp.prepare(Fails(), "adam", LOSS)
     with pytest.raises(Exception, match="its call\\(\\) fails on shapes alone"):
         fit(model, x, y)
-    with pytest.raises(TypeError, match="compile\\(\\) of OwnCompile keeps not every argument"):
+    with pytest.raises(TypeError, match="compile\\(\\) of OwnCompile does not keep every argument"):
         keras_mp.prepare(OwnCompile(), "adam", weight=2.0)
     with pytest.raises(ValueError, match="has no call\\(\\)"):
         keras_mp.stabilize(keras.Model())

@@ -114,7 +114,7 @@ def scan(
 
 
 # A loop as one operation. Where JAX splits a loop into what is known and what is linear, it moves out of it what does
-# not change, of which whole arrays of zeros are kept; within a gradient of one's own it does so without need.
+# not change, of which whole arrays of zeros are kept; within a custom gradient it does so without need.
 _loop = Primitive("keras_mp_loop")
 _loop.multiple_results = True
 

@@ -388,5 +388,5 @@ def score(chip: Chip) -> str:
     spread = SPREADS[key]
     which = "this chip" if key == chip.name else "chips of this generation"
     if spread.runs == 1:
-        return f"One run: compiled by XLA for {which}, it took {spread.words} of the predicted time."
+        return f"One published run that XLA compiled for {which}, it took {spread.words} of the predicted time."
     return f"{spread.runs} published runs that XLA compiled for {which} took {spread.words} of the predicted time."
