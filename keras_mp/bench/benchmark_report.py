@@ -16,7 +16,7 @@ from keras_mp.reporting.html import document, folded
 from keras_mp.reporting.html import table as html_table
 from keras_mp.reporting.pictures import Bar, as_long, bar_chart, in_page
 from keras_mp.reporting.report import PicturedReport, plain_values
-from keras_mp.reporting.table import ColumnTable, markdown_table
+from keras_mp.reporting.table import ColumnTable
 
 _COLUMNS = ("", "step, ms", "time, of the base's", "a second", "compile, s", "MiB", "of peak", "batch")
 
@@ -120,10 +120,6 @@ class BenchmarkReport(PicturedReport):
                 cells.append(str(self.largest.get(row.name, "")))
         kept = [place for place, _ in enumerate(names) if place == 0 or any(cells[place] for cells in rows)]
         return [names[place] for place in kept], [[cells[place] for place in kept] for cells in rows]
-
-    def to_markdown(self) -> str:
-        """The table in Markdown."""
-        return "\n".join([*markdown_table(*self.table()), "", *self.problems, *([""] if self.problems else [])])
 
     def _svg(self) -> str:
         return picture(self)

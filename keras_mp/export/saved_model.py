@@ -37,6 +37,7 @@ from keras_mp.rebuild import RebuildError, custom_objects_of, layers_by_path
 from keras_mp.rebuild.compared import check_same
 from keras_mp.rebuild.merged import is_adapted, why_not_merged
 from keras_mp.rebuild.walk import check_is_model
+from keras_mp.reporting.progress import progress
 from keras_mp.reporting.text import byte_size
 from keras_mp.stability.sensitive import calls_steps
 from keras_mp.system.atomic_write import parents_made
@@ -115,15 +116,19 @@ def export_float32(
 def _export(model: keras.Model, path: Path, verify: Any, tolerance: float, overwrite: bool) -> ExportReport:
     import tensorflow as tf
 
-    float32 = merged_float32(model, verify)
-    reference = float32 if is_merged(model) else unmerged_float32(model, verify)
-    with _beside(path, overwrite) as partial:
+    with progress("export", 4) as tell, _beside(path, overwrite) as partial:
+        tell("makes the model float32")
+        float32 = merged_float32(model, verify)
+        reference = float32 if is_merged(model) else unmerged_float32(model, verify)
         signature = _input_signature(float32, verify)
+        tell("writes the SavedModel", 1)
         _write(float32, partial, signature)
+        tell("looks at its operations", 1)
         findings = low_precision(partial)
         if findings:
             raise ExportError(_refusal(findings, float32))
         report = ExportReport(path, count_nodes(partial), len(findings))
+        tell("compares it with the model", 1)
         loaded = tf.saved_model.load(str(partial))  # named, because its functions do not keep its variables alive
         # First, because a layer that draws random numbers goes on from the seeds that were saved.
         if verify is not None:

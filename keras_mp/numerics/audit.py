@@ -24,6 +24,7 @@ from keras_mp.numerics.response import Responses, responses
 from keras_mp.precision.formats import FLOAT16, FORMATS
 from keras_mp.rebuild import layers_by_path, own_variables
 from keras_mp.rebuild.walk import with_self
+from keras_mp.reporting.progress import progress
 from keras_mp.system.whole_number import whole_number
 
 SAMPLE = 8192
@@ -71,10 +72,13 @@ def audit(model: keras.Model, batches: Any, steps: int = 8, *, sample: int | Non
         check_labels(model, batch)
     layers = with_self(model)
     wide = {id(layer) for layer in layers if layer.compute_dtype == "float32"}
-    with in_float32(model):
+    with in_float32(model), progress("audit", len(batches) + 1) as tell:
+        tell("one step in float32")
         run = _Run(model, sample)
         for batch in batches:
             run.take(batch)
+            tell("steps in float32", 1)
+        tell("each layer once in 16 bits")
         # Where others are in 16 bits, a layer in float32 is so for a reason.
         answers = responses(model, batches[0], wide if len(wide) < len(layers) else set())
     return run.report(answers)

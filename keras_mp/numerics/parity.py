@@ -18,8 +18,9 @@ from keras_mp.precision.policy import POLICIES, restored_policy
 from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.html import document, table
 from keras_mp.reporting.pictures import difference_picture, in_page
+from keras_mp.reporting.progress import progress
 from keras_mp.reporting.report import PicturedReport, plain_values
-from keras_mp.reporting.table import ColumnTable, markdown_table
+from keras_mp.reporting.table import ColumnTable
 from keras_mp.system.whole_number import whole_number
 
 REFERENCE = "float32"
@@ -93,10 +94,6 @@ class ParityReport(PicturedReport):
                 "curves": self.curves,
             }
         )
-
-    def to_markdown(self) -> str:
-        """The final losses as a Markdown table, a column a seed, and the verdicts."""
-        return "\n".join([*markdown_table(*self._table()), "", *(self.verdict(name) for name in self._others)]) + "\n"
 
     def _svg(self) -> str:
         return picture(self)
@@ -191,17 +188,20 @@ def compare_training(
     final: dict[str, list[float]] = {name: [] for name in builders}
     shared = None if callable(batches) else batches_of(batches, steps or 2**31)
     taken = steps or 0
-    for seed in numbers:
-        drawn = batches_of(batches(seed), steps or 2**31) if shared is None else shared
-        taken = steps or len(drawn)
-        weights: list[np.ndarray] = []
-        for name, make in builders.items():
-            model = _built(make, seed)
-            weights = weights or [np.copy(weight) for weight in model.get_weights()]
-            _set_weights(model, weights, name)
-            losses = _train(model, drawn, taken)
-            curves[name].append(losses)
-            final[name].append(_final(model, losses, tests))
+    with progress("trainings", len(numbers) * len(builders)) as tell:
+        for seed in numbers:
+            drawn = batches_of(batches(seed), steps or 2**31) if shared is None else shared
+            taken = steps or len(drawn)
+            weights: list[np.ndarray] = []
+            for name, make in builders.items():
+                tell(f"{name}, seed {seed}")
+                model = _built(make, seed)
+                weights = weights or [np.copy(weight) for weight in model.get_weights()]
+                _set_weights(model, weights, name)
+                losses = _train(model, drawn, taken)
+                curves[name].append(losses)
+                final[name].append(_final(model, losses, tests))
+                tell("", 1)
     final_is = "of the held-out batches" if tests is not None else "the mean of the last tenth of the steps"
     return ParityReport(taken, numbers, curves, final, final_is)
 

@@ -25,6 +25,7 @@ from keras_mp.numerics.trial import (
     units_of,
 )
 from keras_mp.precision.policy import COMPUTES_IN
+from keras_mp.reporting.progress import Tell, progress
 from keras_mp.system.whole_number import whole_number
 
 CANDIDATES = ("fp8", "mixed_float16", "mixed_bfloat16", "float32")
@@ -96,8 +97,9 @@ def search_policy(
     judged = batches[-min(held_out, max(1, len(batches) - 1)) :]
     audited = batches[: max(1, len(batches) - len(judged))]
     report = audit(model, audited, steps)
-    with in_float32(model):
-        return _Search(model, report, Judge(model, judged, report.loss_scale), candidates, float(tolerance)).run()
+    with in_float32(model), progress("search") as tell:
+        judge = Judge(model, judged, report.loss_scale)
+        return _Search(model, report, judge, candidates, float(tolerance), tell).run()
 
 
 def _checked(candidates: Any) -> list[str]:
@@ -114,9 +116,9 @@ class _Search:
     """The bisections of a search."""
 
     def __init__(
-        self, model: keras.Model, report: AuditReport, judge: Judge, candidates: list[str], tolerance: float
+        self, model: keras.Model, report: AuditReport, judge: Judge, candidates: list[str], tolerance: float, tell: Tell
     ) -> None:
-        self.model, self.report, self.judge, self.tolerance = model, report, judge, tolerance
+        self.model, self.report, self.judge, self.tolerance, self.tell = model, report, judge, tolerance, tell
         self.closed: frozenset[str] = frozenset()
         self.units = units_of(model)
         self.audits = {layer.path: layer for layer in report.layers}
@@ -190,7 +192,9 @@ class _Search:
         closed = assignment.closed if assignment.units else frozenset()
         key = (assignment.base, frozenset(assignment.units.items()), assignment.fp8, closed)
         if key not in self._known:
+            self.tell(f"a mix with {len(assignment.units)} of {len(self.units)} layers restored")
             self._known[key] = self.judge.errors(assignment)
+            self.tell("", 1)
         return self._known[key]
 
     def _restored_units(self) -> dict[str, str]:

@@ -23,6 +23,7 @@ from keras_mp.planner.fit.step import WITHOUT_CODE, Step
 from keras_mp.planner.read.memory import Memory
 from keras_mp.planner.report.compile_report import CompileReport
 from keras_mp.planner.time.step_time import score
+from keras_mp.reporting.progress import progress
 from keras_mp.reporting.text import byte_size, listed
 from keras_mp.system.host import available_bytes
 from keras_mp.system.packages import installed
@@ -374,20 +375,5 @@ def progress_of(chips: int, shown: bool) -> Iterator[Callable[[str, str, bool], 
             f"{time.monotonic() - started:.0f} s  {title}: {words}", file=sys.stderr, flush=True
         )
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("chips"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=chips)
-
-        def tell(title: str, words: str, done: bool) -> None:
-            bar.update(task, description=f"{title}: {words}", advance=int(done))
-
-        yield tell
+    with progress("chips", chips) as bar:
+        yield lambda title, words, done: bar(f"{title}: {words}", int(done))

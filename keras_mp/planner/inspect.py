@@ -20,6 +20,7 @@ from keras_mp.planner.report.compile_report import CompileReport
 from keras_mp.planner.report.suggestions import suggest
 from keras_mp.planner.time.estimate import estimate, impossible, link_time
 from keras_mp.planner.time.step_time import step_time
+from keras_mp.reporting.progress import progress
 
 
 def inspect(
@@ -88,12 +89,15 @@ def inspect(
     precisions = source.check_precisions(compare)
 
     def report_in(policy: str = "") -> CompileReport:
+        tell(f"traces a step{policy and f' in {policy}'}")
         step = source.lower(batch, chip.traced, policy=policy, training=training, plan=plan)
+        tell(f"compiles it for {chip.title}", 1)
         compiled = compile_step(step, chip, {**step.flags, **(flags or {})})
         return report_on(compiled, policy or step.precision, training=training, plan=plan)
 
-    report = report_in()
-    others = {name: report if name == report.precision else report_in(name) for name in precisions}
+    with progress("inspect", 1 + len(precisions)) as tell:
+        report = report_in()
+        others = {name: report if name == report.precision else report_in(name) for name in precisions}
     return dataclasses.replace(report, compared=others)
 
 

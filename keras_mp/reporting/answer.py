@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from keras_mp.reporting.html import breakable
-from keras_mp.reporting.table import WIDE, ColumnTable, markdown_table, plain_text
+from keras_mp.reporting.table import WIDE, ColumnTable, plain_text
 
 LINES, COLUMNS = 25, 80
 _INDENT = "  "
@@ -126,9 +126,10 @@ def markdown(part: RenderableType) -> str:
         below = "" if part.below is None else markdown(part.below)
         return "\n\n".join(filter(None, (label + _escaped(part.text), code, below)))
     if isinstance(part, ColumnTable):
-        rows = [[*map(_escaped, cells)] for cells in part.rows]
         said = filter(None, map(_escaped, (part.title, part.caption)))
-        return "\n\n".join([*said, "\n".join(markdown_table(part.names, rows))])
+        aligned = ["---:" if name in part.right else "---" for name in part.names]
+        lines = [part.names, aligned, *(map(_escaped, cells) for cells in part.rows)]
+        return "\n\n".join([*said, "\n".join(f"| {' | '.join(cells)} |" for cells in lines)])
     return f"```\n{plain_text(part, WIDE)}\n```"
 
 

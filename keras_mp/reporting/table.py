@@ -29,12 +29,6 @@ def plain_text(renderable: RenderableType, width: int) -> str:
     return "\n".join(line.rstrip() for line in lines).rstrip()
 
 
-def markdown_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table in Markdown, its columns after the first set to the right."""
-    lines = ["| " + " | ".join(names) + " |", "| --- |" + " ---: |" * (len(names) - 1)]
-    return [*lines, *("| " + " | ".join(cells) + " |" for cells in rows)]
-
-
 class ColumnTable:
     """A table whose columns depend on the width that there is.
 

@@ -1,0 +1,47 @@
+"""A bar on the terminal while long work runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Tell = Callable[..., None]
+
+
+@contextmanager
+def progress(work: str, total: int | None = None) -> Iterator[Tell]:
+    """Shows a bar and the time that is left on standard error, where that is a terminal; elsewhere nothing.
+
+    Args:
+        work: the name of the work, before the bar.
+        total: the number of steps; None where it is not known.
+
+    Yields:
+        A function `tell(words, done=0)`: what is being done now, and how many steps more are done.
+    """
+    if not sys.stderr.isatty():
+        yield lambda words, done=0: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn(work),
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda words, done=0: bar.update(task, description=words, advance=done)
