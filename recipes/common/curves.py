@@ -6,8 +6,6 @@ from keras_mp.training import atomic_write
 from recipes.common.metric import written
 from recipes.common.require import require
 
-figure = require("matplotlib.figure", extra="plots")
-
 TRAIN, TEST = "#9aa5b1", "#0b6e99"
 
 
@@ -19,6 +17,7 @@ def draw_curves(rows: list[dict[str, float]], title: str, path: Path) -> None:
         title: above the picture.
         path: the PNG file.
     """
+    figure = require("matplotlib.figure", extra="plots")  # here, as inspect, audit and bench draw nothing
     metrics = sorted(name.removeprefix("test_") for name in rows[0] if name.startswith("test_"))
     metrics.sort(key="loss".__ne__)  # the loss first
     # A figure without pyplot draws with Agg: no window, no display, no global state.

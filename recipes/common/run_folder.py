@@ -7,6 +7,7 @@ from pathlib import Path
 
 from keras_mp.parallel import workers
 from recipes.common.config import TrainingConfig
+from recipes.common.require import require
 
 
 def run_folder(config: TrainingConfig) -> Path:
@@ -21,8 +22,10 @@ def run_folder(config: TrainingConfig) -> Path:
 
     Raises:
         ValueError: the name is empty or is a path.
+        MissingPackageError: matplotlib is not installed.
     """
     _check(config.output, config.name)
+    require("matplotlib.figure", extra="plots")  # now, and not when all is trained and its curves are drawn
     if not workers.is_first():
         return _scratch_folder(Path(workers.from_first(None)))
     folder = _folder(config)
