@@ -121,7 +121,7 @@ class MemoryBar:
 def markdown(part: RenderableType) -> str:
     """A sentence or a table of a report as Markdown; other renderables as they are printed."""
     if isinstance(part, Sentence):
-        label = f"**{part.label}:** " if part.label else ""
+        label = f"**{_escaped(part.label)}:** " if part.label else ""
         code = "\n".join(["```python", *part.code, "```"]) if part.code else ""
         below = "" if part.below is None else markdown(part.below)
         return "\n\n".join(filter(None, (label + _escaped(part.text), code, below)))

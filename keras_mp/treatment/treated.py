@@ -169,9 +169,10 @@ _POLICY = "policy of parts"
 
 def _policy_of_parts(layer: Any) -> Any:
     """The dtype policy of a model whose own code makes layers of the same; None where its config shows its parts."""
+    if not isinstance(layer, keras.Model):
+        return None
     original = original_class(layer)
-    shown = issubclass(original, keras.Sequential) or (layer.built and functional_like_constructor(original))
-    if not isinstance(layer, keras.Model) or shown:
+    if issubclass(original, keras.Sequential) or (layer.built and functional_like_constructor(original)):
         return None
     policy = layer.dtype_policy
     if not layer.built:

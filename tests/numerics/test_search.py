@@ -49,7 +49,7 @@ def test_a_safe_model_keeps_everything_low():
     model, _ = healthy()
     search = search_policy(model, batches(), FLOAT16)
     assert search.restored == {} and search.work["mixed_float16"] == 1 and len(search.tried) == 1
-    assert "Everything passes" in str(search) and "100.0% in mixed_float16" in str(search)
+    assert "All layers pass" in str(search) and "100.0% in mixed_float16" in str(search)
 
 
 def test_fp8_where_it_passes():
