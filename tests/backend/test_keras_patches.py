@@ -71,6 +71,19 @@ def attended_on_a_gpu():
     jax.eval_shape(lambda x: keras.ops.dot_product_attention(x, x, x), x)
 
 
+def connected_alone():
+    import socket
+
+    from jax._src import distributed
+
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    state = distributed.State()
+    state.initialize(f"localhost:{port}", 1, 0)
+    state.shutdown()
+
+
 def lowered():
     import jax
 
@@ -112,6 +125,7 @@ USES = {
     "keras.src.backend.nn.dot_product_attention": lambda: keras.ops.dot_product_attention(*[ONES[None, None]] * 3),
     "jax.devices": lambda: keras.ops.dot_product_attention(*[ONES[None, None]] * 3),
     "jax._src.dispatch.jaxpr_has_prim_requiring_devices": lowered,
+    "jax._src.distributed._jax.get_distributed_runtime_service": connected_alone,
     "jax.default_backend": lambda: keras.layers.LSTM(1)(ONES[None]),
     f"{CUDNN}.check_cudnn_version": attended_on_a_gpu,
     f"{CUDNN}.check_compute_capability": attended_on_a_gpu,

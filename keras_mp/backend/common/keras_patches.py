@@ -211,6 +211,13 @@ PATCHES += (
         "JAX does not lower cuDNN's attention for several devices that are not there, though each device's own part of "
         "a step asks for none.",
     ),
+    Patch(
+        "jax._src.distributed:_jax",
+        "get_distributed_runtime_service",
+        ("jax",),
+        _VERSIONS,
+        "JAX has no argument for the time that its coordination service waits for all processes of a training.",
+    ),
     Patch("keras.src.backend.tensorflow.nn", "_cpu_only", ("tensorflow",), _VERSIONS, _ABSENT),
     Patch(
         "keras.src.backend.tensorflow.rnn",

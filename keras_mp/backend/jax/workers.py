@@ -16,8 +16,10 @@ import jax
 import keras
 import numpy as np
 
-# Private: the key-value store of jax.distributed, and its service's limit for the rendezvous, which no argument sets.
+# Private: the key-value store of jax.distributed.
 from jax._src import distributed
+
+from keras_mp.backend.common.keras_patches import patched
 
 ENGINE_ERRORS = (jax.errors.JaxRuntimeError,)
 """What a step or the store raises when another process is gone."""
@@ -61,23 +63,21 @@ def connect(
         notice.daemon = True
         notice.start()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    make_service = distributed._jax.get_distributed_runtime_service
-    distributed._jax.get_distributed_runtime_service = partial(
-        make_service, cluster_register_timeout=math.ceil(join_seconds)
-    )
+    waiting = partial(partial, cluster_register_timeout=math.ceil(join_seconds))
     try:
-        jax.distributed.initialize(
-            addresses[0],
-            len(addresses),
-            index,
-            local_device_ids=gpus,
-            # In a SLURM job JAX would take the GPU numbered SLURM_LOCALID alone: also where a process has a whole
-            # machine, and where CUDA_VISIBLE_DEVICES gives each process its own, which is then number 0.
-            cluster_detection_method="deactivate",
-            initialization_timeout=math.ceil(join_seconds + LATER_SECONDS),
-            # The last heartbeat, of which JAX sends two in that time, may be half of it old when a process is killed.
-            heartbeat_timeout_seconds=math.ceil(2 * silence_seconds + LATER_SECONDS),
-        )
+        with patched({"jax._src.distributed._jax.get_distributed_runtime_service": waiting}):
+            jax.distributed.initialize(
+                addresses[0],
+                len(addresses),
+                index,
+                local_device_ids=gpus,
+                # In a SLURM job JAX would take the GPU numbered SLURM_LOCALID alone: also where a process has a whole
+                # machine, and where CUDA_VISIBLE_DEVICES gives each process its own, which is then number 0.
+                cluster_detection_method="deactivate",
+                initialization_timeout=math.ceil(join_seconds + LATER_SECONDS),
+                # The last heartbeat, of which JAX sends two in it, may be half of it old when a process is killed.
+                heartbeat_timeout_seconds=math.ceil(2 * silence_seconds + LATER_SECONDS),
+            )
     except jax.errors.JaxRuntimeError:
         raise  # such as a port in use
     except RuntimeError as error:
@@ -86,7 +86,6 @@ def connect(
             f"before any model or random seed ({error})"
         ) from error
     finally:
-        distributed._jax.get_distributed_runtime_service = make_service
         for notice in notices:
             notice.cancel()
 
