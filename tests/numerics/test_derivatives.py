@@ -107,10 +107,12 @@ KINDS = {
         ("bfloat16",),
     ),
 }
-# What has no second derivatives, and says so; what makes the gradients of others; what the step of a sharded model has.
+# What has no second derivatives, and says so; what makes the gradients of others; what the step of a sharded model has;
+# what has its second derivatives tested elsewhere.
 ELSEWHERE = {
     "fp8/layers.py": "test_eight_bits_name_the_layer_and_the_way_out",
     "fp8/scaled_product.py": "test_eight_bits_name_the_layer_and_the_way_out",
+    "lean/experts.py": "test_second_derivatives_and_forward_mode",
     "lean/lean_layers.py": "test_int4_layers",
     "stability/quantized_product.py": "test_logits_of_quantized_inputs",
     "backend/tensorflow/islands/programs.py": "test_models",
