@@ -63,15 +63,16 @@ def test_a_connection_has_the_kit_s_timeout_and_gpus_and_not_those_that_jax_read
     asked = {}
     monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **options: asked.update(options, args=args))
     monkeypatch.setattr(jax.config, "update", lambda *args: None)
-    backend.connect(["a:1", "b:1"], 1, None, silence_seconds=150.5)
+    backend.connect(["a:1", "b:1"], 1, None, silence_seconds=150.5, join_seconds=60.0, on_lost=print)
     assert asked.pop("args") == ("a:1", 2, 1)
     assert asked == {
         "local_device_ids": None,
         "cluster_detection_method": "deactivate",
-        "heartbeat_timeout_seconds": 161,
+        "initialization_timeout": 70,
+        "heartbeat_timeout_seconds": 311,
     }
-    backend.connect(["a:1", "a:2"], 1, [1], silence_seconds=20.0)
-    assert asked["local_device_ids"] == [1] and 20 < asked["heartbeat_timeout_seconds"] <= 40
+    backend.connect(["a:1", "a:2"], 1, [1], silence_seconds=20.0, join_seconds=60.0, on_lost=print)
+    assert asked["local_device_ids"] == [1] and 2 * 20 < asked["heartbeat_timeout_seconds"] <= 60
 
 
 @pytest.mark.slow
