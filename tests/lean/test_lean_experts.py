@@ -255,4 +255,6 @@ def test_50_steps_beside_its_own_code():
     y = np.roll(x["token_ids"], -1, 1)
     losses = [[one.train_on_batch(x, y, return_dict=True)["loss"] for _ in range(50)] for one in (model, own)]
     assert losses[0][-1] < 0.9 * losses[0][0]
-    np.testing.assert_allclose(*losses, rtol=1e-3)
+    np.testing.assert_allclose(*(some[:12] for some in losses), rtol=1e-5)
+    # Later, sums in another order let a token choose another expert where two are nearly as good for it.
+    np.testing.assert_allclose(*losses, rtol=2e-2)
