@@ -11,6 +11,7 @@ decoder of each family at its published sizes, 4,096 tokens, in mixed_bfloat16 w
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import sys
@@ -28,7 +29,7 @@ import keras_hub
 import numpy as np
 
 import keras_mp
-from benchmarks.results import put_table
+from benchmarks.results import make_table
 from keras_mp.lean.expert_blocks import EXPERTS
 from keras_mp.planner.chips.targets import find_target
 from keras_mp.precision.policy import pays
@@ -142,14 +143,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "cpu":
         return cpu()
-    lines = ["| " + " | ".join(COLUMNS) + " |", "| --- | --- |" + " ---: |" * (len(COLUMNS) - 2)]
-    for target in ("h100", "v5e"):
-        for family in FAMILIES:
-            if all(part in f"{family} {target}" for part in options.only.split(",")):
-                lines.append(compiled(family, target))
-                print(lines[-1], flush=True)
-    if options.markdown:
-        put_table(options.markdown, "experts.py", lines)
+    wanted = [
+        (family, target)
+        for target in ("h100", "v5e")
+        for family in FAMILIES
+        if all(part in f"{family} {target}" for part in options.only.split(","))
+    ]
+    make_table(COLUMNS, 2, itertools.starmap(compiled, wanted), "experts.py", options.markdown)
 
 
 if __name__ == "__main__":

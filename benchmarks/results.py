@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,6 +130,20 @@ def gains() -> str:
             gains = [step_cost(rows, width, width, find_chip("h100"), Scalings.named(name)).gain for width in widths]
             lines.append(f"| {rows} | {name} | " + " | ".join(f"{gain:.2f}" for gain in gains) + " |")
     return "\n".join(lines)
+
+
+def make_table(columns: Sequence[str], words: int, rows: Iterable[str], script: str, path: Path | None) -> None:
+    """Prints the rows of a script's table as they are made, and writes it to a page where one is given.
+
+    Args:
+        words: the number of columns that hold words; the others hold numbers.
+    """
+    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * words + " ---: |" * (len(columns) - words)]
+    for row in rows:
+        lines.append(row)
+        print(row, flush=True)
+    if path:
+        put_table(path, script, lines)
 
 
 def put_table(path: Path, script: str, lines: list[str]) -> None:

@@ -12,6 +12,7 @@ step for them, and once as the chip runs it: Splash on TPUs, cuDNN's attention o
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -26,7 +27,7 @@ import keras
 
 import keras_mp
 from benchmarks.plain_models import plain_gpt
-from benchmarks.results import put_table
+from benchmarks.results import make_table
 from keras_mp.lowering import lower_step
 from keras_mp.planner.chips.targets import find_target
 from keras_mp.planner.compile.compiler import compile_step
@@ -112,14 +113,9 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="the page to write the table to")
     options = parser.parse_args()
     wanted = options.only.lower().split(",")
-    lines = ["| " + " | ".join(COLUMNS) + " |", "| --- | --- | --- |" + " ---: |" * (len(COLUMNS) - 3)]
-    for name in MODELS:
-        for target in TARGETS:
-            if any(part in f"{name} {target}".lower() for part in wanted):
-                lines.append(row(name, target))
-                print(lines[-1], flush=True)
-    if options.markdown:
-        put_table(options.markdown, "planner/attention_kernels.py", lines)
+    pairs = itertools.product(MODELS, TARGETS)
+    asked = (pair for pair in pairs if any(part in " ".join(pair).lower() for part in wanted))
+    make_table(COLUMNS, 3, itertools.starmap(row, asked), "planner/attention_kernels.py", options.markdown)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from keras import ops
 from keras.src.backend.common.variables import AutocastScope
 
 from keras_mp import backend
-from keras_mp.lean.experts import chosen_experts
+from keras_mp.lean.experts import chosen_experts, wide
 from keras_mp.lean.training_step import may_be_differentiated
 from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.system.packages import package_of
@@ -32,16 +32,13 @@ class LeanExperts:
         block: Any = self
         x = ops.reshape(hidden_states, (-1, block.hidden_dim))
         router = block._router_gate if hasattr(block, "_router_gate") else block._sparse_feedforward_gate_dense
-        logits = _wide(router(x))
+        logits = wide(router(x))
         weights, chosen = ops.top_k(ops.softmax(logits, axis=-1), block.top_k)
         if getattr(block, "norm_top_k_prob", True):
             weights = weights / ops.sum(weights, axis=-1, keepdims=True)
         result = _of_bank(block.expert_bank, x, chosen, weights)
-        for name, gate in (
-            ("shared_expert_dense", "shared_expert_gate_dense"),
-            ("shared_expert", "_shared_expert_gate"),
-        ):
-            if hasattr(block, name):  # an expert of every token
+        for name, gate in _SHARED:
+            if hasattr(block, name):
                 result = result + getattr(block, name)(x) * ops.sigmoid(getattr(block, gate)(x))
         if training:
             balance = sys.modules[_definer(block).__module__].compute_load_balancing_loss
@@ -137,11 +134,7 @@ def _gemma4(bank: Any) -> tuple[list[Any], Callable[..., Any]]:
 
 
 def _in_wide(function: Callable[[Any], Any], x: Any) -> Any:
-    return ops.cast(function(_wide(x)), x.dtype)
-
-
-def _wide(x: Any) -> Any:
-    return x if keras.backend.standardize_dtype(x.dtype) == "float64" else ops.cast(x, "float32")
+    return ops.cast(function(wide(x)), x.dtype)
 
 
 _BANKS = {

@@ -192,7 +192,7 @@ class _Routes(NamedTuple):
             before, to_banks = to_banks[: len(banks)], to_banks[len(banks) :]
             # Those of an expert's blocks are added up in float32, and rounded once.
             sums = [
-                _wide(part) + ops.where(number == last, total, _wide(to_bank[number]))
+                wide(part) + ops.where(number == last, total, wide(to_bank[number]))
                 for part, total, to_bank in zip(to_parts, before, to_banks, strict=True)
             ]
             place = ops.reshape(number, (1, 1))
@@ -208,8 +208,8 @@ class _Routes(NamedTuple):
             )
 
         to_x, to_weights, *to_banks = own
-        sums = [_wide(ops.zeros_like(bank[0])) for bank in banks]
-        state = [ops.cast(-1, "int32"), _wide(to_x), ops.reshape(to_weights, (-1, 1)), *sums, *to_banks]
+        sums = [wide(ops.zeros_like(bank[0])) for bank in banks]
+        state = [ops.cast(-1, "int32"), wide(to_x), ops.reshape(to_weights, (-1, 1)), *sums, *to_banks]
         _, to_x, to_weights, *of_banks = self.over_blocks(step, state)
         return [to_x, ops.reshape(to_weights, ops.shape(weights)), *of_banks[len(banks) :]]
 
@@ -234,7 +234,7 @@ def _gathered(rows: Any, per: int, *table: Any) -> Any:
     def gathered(rows: Any, *table: Any) -> Any:
         _, _, place, there = table
         taken = ops.take(ops.reshape(rows, (-1, rows.shape[-1])), ops.where(there, place, 0), axis=0)
-        taken = ops.reshape(_wide(_masked(taken, there)), (-1, per, rows.shape[-1]))
+        taken = ops.reshape(wide(_masked(taken, there)), (-1, per, rows.shape[-1]))
         dtype = rows.dtype
         return ops.sum(taken, axis=1), lambda upstream: (
             _spread(ops.cast(upstream, dtype), per, *table),
@@ -248,5 +248,6 @@ def _masked(rows: Any, there: Any) -> Any:
     return ops.where(there[..., None], rows, ops.zeros((), rows.dtype))
 
 
-def _wide(x: Any) -> Any:
+def wide(x: Any) -> Any:
+    """Casts a tensor to float32, in which sums are computed; one in float64 stays."""
     return x if keras.backend.standardize_dtype(x.dtype) == "float64" else ops.cast(x, "float32")

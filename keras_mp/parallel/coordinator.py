@@ -69,7 +69,8 @@ class Coordinator:
         # Python's own handler would only run when the engine has ended to wait.
         handler = signal.signal(signal.SIGINT, signal.SIG_DFL) if in_main else None
         try:
-            backend.connect(cluster.addresses, cluster.index, gpus, silence_seconds, join_seconds, on_lost)
+            limits = silence_seconds, join_seconds
+            backend.connect(cluster.addresses, cluster.index, gpus, *limits, lambda: on_lost(self._no_answer()))
         except backend.ENGINE_ERRORS as error:
             raise LostWorkerError(self._why_not_joined(str(error))) from error
         finally:
@@ -250,16 +251,18 @@ class Coordinator:
     def _first_is_lost(self) -> str:
         return f"{self.cluster.name(0)} has ended, or has been silent for {self.silence_seconds:.0f} s: is it stopped?"
 
+    def _no_answer(self) -> str:
+        limit = f"{self.join_seconds:.0f} s"
+        first = self.cluster.name(0)
+        return f"{first} does not answer within {limit}: is it started, is its address right, and is its port open?"
+
     def _why_not_joined(self, text: str) -> str:
         _, listed, missing = text.rpartition("timed out task names:")
         indices = sorted({int(number) for number in re.findall(r"task:(\d+)", missing)})
         if listed and indices:
             return f"{', '.join(map(self.cluster.name, indices))} did not join within {self.join_seconds:.0f} s"
         if self.cluster.index and "deadline" in text.lower():
-            return (
-                f"{self.cluster.name(0)} does not answer within {self.join_seconds:.0f} s: is it started, is its "
-                "address right, and is its port open?"
-            )
+            return self._no_answer()
         return f"{self.cluster.name(self.cluster.index)} cannot join: is its port in use? {text}"
 
 

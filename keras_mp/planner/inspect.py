@@ -91,8 +91,9 @@ def inspect(
     def report_in(policy: str = "") -> CompileReport:
         tell(f"traces a step{policy and f' in {policy}'}")
         step = source.lower(batch, chip.traced, policy=policy, training=training, plan=plan)
-        tell(f"compiles it for {chip.title}", 1)
+        tell(f"compiles it for {chip.title}")
         compiled = compile_step(step, chip, {**step.flags, **(flags or {})})
+        tell("reads the program", 1)
         return report_on(compiled, policy or step.precision, training=training, plan=plan)
 
     with progress("inspect", 1 + len(precisions)) as tell:

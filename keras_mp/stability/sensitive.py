@@ -280,29 +280,28 @@ def _needs_in_16_bits(layer: keras.Operation, output: str | None) -> Iterator[tu
         yield "float32", f"it sums squares over many values in {low}"
     elif long_sum := long_sum_of(layer):
         yield "float32", f"it adds up {long_sum} in {low}"
-    elif _takes_sines(layer) and _computes_angles(layer):
+    elif (sines := _methods_with_sines(layer)) and _computes_angles(layer, sines):
         yield "float32", f"it takes the sine or cosine of angles that it computes in {low}"
-    elif _takes_sines(layer) and _rounds_arguments(layer) and "arguments" not in treatments_of(layer):
+    elif sines and _rounds_arguments(layer) and "arguments" not in treatments_of(layer):
         yield "arguments", f"it takes the sine or cosine of arguments that Keras first rounds to {low}"
     elif _rounds_groups(layer):
         yield "groups", f"it rounds the numbers of its {group_count(layer)} groups of int4 weights to {low}"
 
 
-def _takes_sines(layer: keras.Operation) -> bool:
-    """Whether a method of the layer's own class takes sines or cosines, not only of tables that it makes once.
+def _methods_with_sines(layer: keras.Operation) -> list[CodeType]:
+    """The methods of the layer's own class that take sines or cosines, without those that make tables once.
 
     There is no data here that would say how large the angles are: past 256, bfloat16 steps over whole radians.
     """
-    return any(names_in(code) & _SINES for code in _own_code(layer) if code.co_name not in _ONCE)
+    return [code for code in _own_code(layer) if code.co_name not in _ONCE and names_in(code) & _SINES]
 
 
-def _computes_angles(layer: keras.Operation) -> bool:
+def _computes_angles(layer: keras.Operation, sines: list[CodeType]) -> bool:
     """Whether a layer that takes sines names no wider dtype for the angles; of one with layers inside not known.
 
     What such a layer computes beside the angles would be in float32, too.
     """
-    codes = [code for code in _own_code(layer) if code.co_name not in _ONCE and names_in(code) & _SINES]
-    return not children_of(layer) and any(not _constants(code) & {"float32", "float64"} for code in codes)
+    return not children_of(layer) and any(not _constants(code) & {"float32", "float64"} for code in sines)
 
 
 def _rounds_arguments(layer: Any) -> bool:

@@ -37,7 +37,7 @@ def connect(
     gpus: Sequence[int] | None,
     silence_seconds: float,
     join_seconds: float,
-    on_lost: Callable[[str], None],
+    on_lost: Callable[[], None],
 ) -> None:
     """Connects this process with the others.
 
@@ -47,17 +47,16 @@ def connect(
         gpus: the numbers of the visible GPUs that this process takes; all by default.
         silence_seconds: the seconds after which the kit ends a training of which one process is silent.
         join_seconds: the seconds that the rendezvous waits for all; then JAX aborts this process.
-        on_lost: a function that is called with a message where the first process does not answer.
+        on_lost: a function that is called where the first process does not answer.
 
     Raises:
         RuntimeError: JAX has computed something already, and can no longer be connected.
     """
     everyone = ", ".join(f"worker {number} ({address})" for number, address in enumerate(addresses))
     waits = f"waiting for {everyone}. JAX lists the numbers of those that did not join when it ends this process"
-    first = f"worker 0 ({addresses[0]}) does not answer within {join_seconds:.0f} s: is it started, is its address"
     notices = [
         threading.Timer(min(10.0, join_seconds / 2), print, [waits], {"file": sys.stderr, "flush": True}),
-        threading.Timer(join_seconds + 2, on_lost, [f"{first} right, and is its port open?"]),
+        threading.Timer(join_seconds + 2, on_lost),
     ]
     for notice in notices:
         notice.daemon = True

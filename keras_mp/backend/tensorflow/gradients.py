@@ -114,10 +114,7 @@ def linear_gradient(function: Callable[[Any], Any], argument: Any, upstream: Any
         A tensor of the argument's shape.
     """
     with tf.name_scope(name):
-        with tf.GradientTape() as tape:
-            tape.watch(argument)
-            result = function(argument)
-        return tape.gradient(result, argument, upstream)
+        return gradients_of(function, [argument], upstream)[0]
 
 
 def sum_repeated_rows(gradient: Any) -> Any:

@@ -36,7 +36,7 @@ def connect(
     gpus: Sequence[int] | None,
     silence_seconds: float,
     join_seconds: float,
-    on_lost: Callable[[str], None],
+    on_lost: Callable[[], None],
 ) -> None:
     """Connects this process with the others.
 
