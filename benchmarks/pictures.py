@@ -1,8 +1,7 @@
 """Makes the pictures of the pages anew: `KERAS_BACKEND=tensorflow python benchmarks/pictures.py [start gpt2 ...]`.
 
-start: docs/start-*.svg, by running the Python of docs/index.md. gpt2: docs/gpt2-h100.svg, GPT-2 124M on 8 x 1024
-tokens, compiled for an H100; minutes on 2 cores. audit: docs/numerics-audit.svg, of the training recipe language_model.
-From figures that are in docs already: peers: docs/results/peers-*.svg.
+start: docs/start-inspect.svg, by running the Python of docs/index.md. gpt2: docs/gpt2-h100.svg, GPT-2 124M on 8 x 1024
+tokens, compiled for an H100; minutes on 2 cores. peers: docs/results/peers-*.svg, from the figures beside them.
 """
 
 import os
@@ -32,8 +31,7 @@ def start():
         Path("page.py").write_text(program(DOCS / "index.md"))
         keras.utils.set_random_seed(0)
         runpy.run_path("page.py")
-        for name in ("start-audit.svg", "start-inspect.svg"):
-            shutil.copy(name, DOCS)
+        shutil.copy("start-inspect.svg", DOCS)
         os.chdir(ROOT)
 
 
@@ -52,15 +50,6 @@ def gpt2():
         print(f"{compiled.precision}: peak {peak:.1f} MiB, temporary {temporary:.1f}, {compiled.shares}")
 
 
-def audit():
-    from keras_mp.training.training_recipe import find_recipe
-
-    recipe = find_recipe("language_model", DOCS.parent / "recipes")
-    config = recipe.config([], "pictures")
-    model, _ = recipe.step(config)
-    keras_mp.audit(model, recipe.batches(config), 8).to_svg(DOCS / "numerics-audit.svg")
-
-
 def peers():
     from peers import draw
 
@@ -68,7 +57,7 @@ def peers():
         draw(path)
 
 
-PICTURES = {picture.__name__: picture for picture in (start, gpt2, audit, peers)}
+PICTURES = {picture.__name__: picture for picture in (start, gpt2, peers)}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or PICTURES:

@@ -142,15 +142,11 @@ print(f"on waves that it has not seen: accuracy {accuracy:.3f}, loss {loss:.3f}"
 # %% [markdown]
 # ## Audit: what would a lower precision lose?
 #
-# One float32 run, forward and backward. A row a layer, a column a format; the darker, the more is lost, and black is an
-# overflow.
+# One float32 run, forward and backward. `audit.to_html("audit.html")` has a row a layer and a column a format.
 
 # %%
-from IPython.display import SVG
-
 audit = keras_mp.audit(model, [(x[start : start + 64], y[start : start + 64]) for start in range(0, 256, 64)])
 print(audit)
-SVG(audit.to_svg("audit.svg"))
 
 # %% [markdown]
 # ## Inspect: what does an H100 run?
@@ -158,6 +154,8 @@ SVG(audit.to_svg("audit.svg"))
 # The step is compiled by the chip's compiler, here. Nothing is executed.
 
 # %%
+from IPython.display import SVG
+
 batch = keras.KerasTensor((64, LENGTH, 1), "float32"), keras.KerasTensor((64,), "int32")
 report = keras_mp.inspect(model, batch, target="h100", compare=["float32"])
 print(report)

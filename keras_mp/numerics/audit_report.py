@@ -1,4 +1,4 @@
-"""The report of `audit`, by layer: as values, on the terminal, as HTML, and its picture."""
+"""The report of `audit`, by layer: as values, on the terminal and as HTML."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from keras_mp.numerics.ranges import Range
 from keras_mp.numerics.verdict import LEAST_SQNR, LEAST_SQNR_E4M3, LEAST_SQNR_E5M2, Verdict
 from keras_mp.precision.formats import FORMATS
 from keras_mp.reporting.answer import Sentence
-from keras_mp.reporting.html import document, folded, table
-from keras_mp.reporting.pictures import in_page, svg
-from keras_mp.reporting.report import PicturedReport, plain_values
+from keras_mp.reporting.html import breakable, document, folded, scrolling, table
+from keras_mp.reporting.report import Report, plain_values
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import shorten_middle
 from keras_mp.system.one_of import one_of
@@ -89,8 +88,8 @@ class Suspect:
 
 
 @dataclass
-class AuditReport(PicturedReport):
-    """The result of `audit`. The picture has layers down, formats across, colour by damage, forward beside backward.
+class AuditReport(Report):
+    """The result of `audit`.
 
     Attributes:
         model: the name of the model.
@@ -145,9 +144,6 @@ class AuditReport(PicturedReport):
 
     def _html(self) -> str:
         return _page(self)
-
-    def _svg(self) -> str:
-        return _picture(self)
 
     def _answer(self) -> list[Sentence]:
         return _answered(self)
@@ -287,16 +283,17 @@ _PRECISIONS = (
     _Precision("mixed_bfloat16", "bfloat16", "bfloat16", "bfloat16"),
     _Precision("fp8", "FP8", "E4M3", "E5M2"),
 )
-# What a cell says, its colour and how much of it covers the ground, which is light or dark: pale where a layer fits.
-_FITS, _SCALED, _UNFIT, _OVERFLOW = "fits", "fits with the loss scale", "does not fit", "overflows"
-_ABSENT, _UNTRIED = "no gradient, or not computed in FP8", "could not be tried"
-_STATES = {
-    _FITS: ("#0072b2", 0.16),
-    _SCALED: ("#e69f00", 0.4),
-    _UNFIT: ("#d55e00", 0.7),
-    _OVERFLOW: ("#b30000", 1.0),
-    _ABSENT: ("#999999", 0.12),
-    _UNTRIED: ("#cc79a7", 0.4),
+# The verdicts on a layer, and the colour of each, which covers a light ground or a dark one in part: pale where a layer
+# fits.
+_ABSENT, _FITS, _SCALED, _UNTRIED = "not in FP8", "fits", "fits with the loss scale", "could not be tried"
+_UNFIT, _OVERFLOW = "does not fit", "overflows"
+_STYLES = {
+    _ABSENT: "background: #9999991f",
+    _FITS: "background: #0072b229",
+    _SCALED: "background: #e69f0066",
+    _UNTRIED: "background: #cc79a766",
+    _UNFIT: "background: #d55e00b3",
+    _OVERFLOW: "background: #b30000; color: #ffffff",
 }
 _RULE = (
     "A layer fits float16 if nothing overflows, and its output, its gradients, and its result from arguments and "
@@ -305,9 +302,9 @@ _RULE = (
     f"{LEAST_SQNR_E4M3:.0f} dB in E4M3 and its gradient {LEAST_SQNR_E5M2:.0f} dB in E5M2."
 )
 _CELLS = (
-    "Left, the forward pass: the change of the loss, as a share of the loss, if the layer's output and weights (in FP8 "
-    "its input and weights) are rounded; an estimate to first order. Right, the backward pass: the error of its "
-    "gradients, as a share of their size. 1.0e-03 is a thousandth."
+    "loss: the change of the loss in percent of it, if the layer's output and weights (in FP8 its input and weights) "
+    "are rounded in the forward pass; an estimate to first order. gradients: the error of the layer's gradients in the "
+    "backward pass, in percent of their size."
 )
 _WORDS = (
     ("dB", "decibels, the size of a tensor relative to the error of rounding it: at 20 dB the error is a tenth of the "
@@ -332,7 +329,7 @@ def _page(report: AuditReport) -> str:
         *(part for column in _PRECISIONS for part in _suspects(report, column)),
         "<h2>Layer by layer</h2>",
         f"<p>{escape(_CELLS)}</p>",
-        in_page(lambda: _picture(report, with_verdicts=False)),
+        _layer_table(report),
         folded("Tensors", _tensors(report)),
         "<h2>Notes</h2>",
         *(f"<p>{escape(note)}</p>" for note in report.notes),
@@ -353,57 +350,38 @@ def _suspects(report: AuditReport, column: _Precision) -> list[str]:
     return [folded(f"Layers to watch in {column.name}, the worst at the top", table(_SUSPECT, rows))] if rows else []
 
 
-def _picture(report: AuditReport, *, with_verdicts: bool = True) -> str:
-    """The picture as SVG: a row a layer, forward in the left half of the columns, backward in the right one."""
-    sides = [(column, forward) for forward in (True, False) for column in _PRECISIONS]
-    names = [_column_name(column, forward) for column, forward in sides]
-    texts, colours = [], []
+def _layer_table(report: AuditReport) -> str:
+    """A row a layer, a verdict and two figures a precision; on a phone the name of the layer is above its row."""
+    names = "".join(f"<th>{column.name}</th>" for column in _PRECISIONS)
+    rows = [f"<tr><th>layer</th>{names}</tr>"]
     for audited in report.layers:
-        shares = {side: _figure(audited, *side) for side in sides}
-        states = {side: _state(audited, *side, share) for side, share in shares.items()}
-        texts.append(["" if states[side] == _ABSENT else _share(share) for side, share in shares.items()])
-        colours.append([_STATES[state] for state in states.values()])
-    title = [f"{report.model}, {line}" for line in _verdict_lines(report)] if with_verdicts else []
-    title.append("left: forward, change of the loss; right: backward, error of the gradients")
-    paths = [shorten_middle(audited.path, _NAMED) for audited in report.layers]
-
-    def draw(figure: Any) -> None:
-        from matplotlib.patches import Patch
-
-        axes = figure.add_subplot()
-        axes.set_axis_off()
-        axes.set_title("\n".join(title), loc="left")
-        drawn = axes.table(texts, colours, rowLabels=paths, colLabels=names, bbox=[0, 0, 1, 1])
-        drawn.auto_set_font_size(False)
-        states = [Patch(color=colour, label=state) for state, colour in _STATES.items()]
-        axes.legend(handles=states, loc="upper left", bbox_to_anchor=(0, 0), ncols=3, frameon=False)
-
-    return svg(draw, 900, 100 + 17 * (len(report.layers) + len(title)))
+        cells = (_verdict_cell(audited, column) for column in _PRECISIONS)
+        rows.append(f"<tr><th>{breakable(audited.path)}</th>{''.join(cells)}</tr>")
+    return scrolling(f'<table class="stacked">{"".join(rows)}</table>')
 
 
-def _column_name(column: _Precision, forward: bool) -> str:
-    rounded_to = column.forward if forward else column.backward
-    return f"{column.name} {rounded_to}" if rounded_to != column.name else column.name
-
-
-def _figure(audited: LayerAudit, column: _Precision, forward: bool) -> float:
-    if not forward:
-        return audited.gradient_error[column.backward]
-    return (audited.input_damage if column.precision == "fp8" else audited.damage)[column.forward]
-
-
-def _state(audited: LayerAudit, column: _Precision, forward: bool, figure: float) -> str:
+def _verdict_cell(audited: LayerAudit, column: _Precision) -> str:
     judged = audited.verdicts[column.precision]
-    has_gradient = "output gradient" in audited.ranges or "kernel gradient" in audited.ranges
-    if not forward and not has_gradient or column.precision == "fp8" and not judged.ok and not judged.tensor:
-        return _ABSENT
-    if not judged.tensor or forward == ("gradient" in judged.tensor):
-        return _FITS
-    if judged.ok:
-        return _SCALED if judged.remedy else _FITS
-    if not judged.tried:
-        return _UNTRIED
-    return _OVERFLOW if math.isinf(figure) else _UNFIT
+    if column.precision == "fp8" and not judged.ok and not judged.tensor:
+        return f'<td style="{_STYLES[_ABSENT]}">{_ABSENT}</td>'
+    loss = (audited.input_damage if column.precision == "fp8" else audited.damage)[column.forward]
+    figures = {"loss": loss}
+    if "output gradient" in audited.ranges or "kernel gradient" in audited.ranges:
+        figures["gradients"] = audited.gradient_error[column.backward]
+    if not judged.tensor or judged.ok:
+        state = _SCALED if judged.tensor and judged.remedy else _FITS
+    elif not judged.tried:
+        state = _UNTRIED
+    else:
+        deciding = figures.get("gradients", loss) if "gradient" in judged.tensor else loss
+        state = _OVERFLOW if math.isinf(deciding) else _UNFIT
+    tensor = "" if state == _FITS else f": {judged.tensor}"
+    told = (f"<br>{name} {_percent(share)}" for name, share in figures.items())
+    return f'<td style="{_STYLES[state]}"><strong>{state}</strong>{tensor}{"".join(told)}</td>'
+
+
+def _percent(share: float) -> str:
+    return "overflow" if math.isinf(share) else f"{100 * share:.2g}%"
 
 
 def _tensors(report: AuditReport) -> str:
