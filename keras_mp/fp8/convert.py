@@ -23,6 +23,8 @@ from keras_mp.fp8.layers import (
 from keras_mp.fp8.scaling import Scaling, Scalings, get_scalings
 from keras_mp.fp8.selection import Decision, Select, Target, decide
 from keras_mp.precision.hardware import MXFP8, Support, current_device, support
+from keras_mp.qat.convert import convert as convert_to_quantized
+from keras_mp.qat.convert import trains_quantized
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class, precision_of_layer, treatments_of
 from keras_mp.system.whole_number import whole_number
@@ -183,9 +185,14 @@ def convert(
         >>> model.get_layer("inner").scaling
         Scalings.named('delayed')
     """
-    scalings = get_scalings(scaling)
     if select is not None and not callable(select):
         raise TypeError(f"select={select!r} must be a function select(path, layer) that returns a bool")
+    if trains_quantized(scaling):
+        if target is not None:
+            raise ValueError(f"target={target!r} chooses layers for FP8 products: leave it out with {scaling!r}")
+        waiting = waits(model, "convert", scaling=scaling, select=select)
+        return model if waiting else convert_to_quantized(model, scaling, select)
+    scalings = get_scalings(scaling)
     if select is not None and target is not None:
         raise ValueError(f"target={target!r} chooses the layers, and so does select: give one of the two")
     aim = _target(target, batch_size, scalings)
