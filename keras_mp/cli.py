@@ -354,10 +354,13 @@ def bench(
 def export(
     model: Annotated[Path, typer.Argument(help="A .keras file, trained in any precision on any backend.")],
     path: Annotated[Path, typer.Argument(help="The folder or file to write.")],
-    format: Annotated[str, typer.Option(help="savedmodel, onnx, litert or litert-int8.")] = "savedmodel",
+    format: Annotated[str, typer.Option(help="savedmodel, onnx, litert, litert-int8, litert-int16x8.")] = "savedmodel",
     calibrate: Annotated[
-        Path | None, typer.Option(help="For litert-int8: an .npy or .npz file with hundreds of typical inputs.")
+        Path | None, typer.Option(help="For int8 and int16x8: an .npy or .npz file with hundreds of typical inputs.")
     ] = None,
+    integer_io: Annotated[
+        bool, typer.Option("--integer-io", help="For int8 and int16x8: inputs and outputs are integers, too.")
+    ] = False,
     imports: Imports = None,
     verify: Annotated[
         Path | None, typer.Option(help="An .npy or .npz file of inputs, on which to compare with the model in float32.")
@@ -376,7 +379,7 @@ def export(
 ) -> None:
     """keras-mp export model.keras exported
 
-    Export a model as a SavedModel, an ONNX or a LiteRT file in float32 throughout, or as a LiteRT file in int8.
+    Export a model as a SavedModel, an ONNX or a LiteRT file in float32 throughout, or as a LiteRT file in integers.
     """
     _check_writable(html=html)
     os.environ["KERAS_BACKEND"] = "tensorflow"  # each is made by TensorFlow, whatever the model was trained on
@@ -397,6 +400,7 @@ def export(
         modules=imports or (),
         unsafe=unsafe,
         outputs=outputs,
+        integer_io=integer_io,
         tolerance=tolerance,
         overwrite=overwrite,
     )

@@ -60,13 +60,13 @@ class ExportReport(Report):
 
 
 class Int8Layer(NamedTuple):
-    """What int8 does to the output of a layer.
+    """What int8, or int16, does to the output of a layer.
 
     Attributes:
         path: the names that lead to the layer, joined with `/`.
         lowest: the lowest value on the calibration data.
         highest: the highest value on the calibration data.
-        predicted: SQNR in dB that rounding this range to 8 bits alone would leave: `int8.int8_sqnr`.
+        predicted: SQNR in dB that rounding this range to integers alone would leave: `int8.integer_sqnr`.
         file_lowest: the lowest value that the file's tensor can hold; None where the file has no such tensor, because
             the layer was fused with the next one.
         file_highest: the highest value that the file's tensor can hold; None where the file has no such tensor.
@@ -102,7 +102,7 @@ class Int8Layer(NamedTuple):
         """What was measured, in a line."""
         text = f"{self.path}: {self.measured:.1f} dB of {self.predicted:.1f} predicted"
         text += ", clipped" if self.clipped else ""
-        return text + (f", range {self.times_too_wide:.1f} times too wide" if self.times_too_wide > 2 else "")
+        return text + (f", range {self.times_too_wide:.1f} times too wide" if self.times_too_wide > 2.1 else "")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class DeploymentReport(Report):
 
     Attributes:
         path: the file.
-        format: "ONNX", "LiteRT" or "LiteRT int8".
+        format: "ONNX", "LiteRT", "LiteRT int8" or "LiteRT int16x8".
         bytes: the size of the file.
         operators: the number of operators of each kind.
         low_precision: the number of tensors that hold a 16- or 8-bit float: 0, or there is no report.
@@ -119,9 +119,9 @@ class DeploymentReport(Report):
             divided by max(1, the largest magnitude of that output); None without `verify`.
         precision_gap: the largest difference between the model as it was, in its own precision, and the file, divided
             likewise; None without `verify`, or where the model cannot be run as it was.
-        float_operators: the number of operators of an int8 file that compute in float32 all the same, by kind.
-        calibrated_on: the number of records that set the ranges of an int8 file.
-        layers: the effect of int8 on each layer's output; empty where the file is in float32.
+        float_operators: the number of operators of a quantized file that compute in float32 all the same, by kind.
+        calibrated_on: the number of records that set the ranges of a quantized file.
+        layers: the effect of quantization on each layer's output; empty where the file is in float32.
         notes: sentences on what could not be run or compared, and why.
     """
 
@@ -144,9 +144,10 @@ class DeploymentReport(Report):
         text = f"{self.path}: {self.format}, {self.bytes:,} bytes, {sum(self.operators.values())} operators; "
         text += f"{self.low_precision} tensors are floats of 16 bits or fewer.{_differences(self)}"
         said = [Sentence("", text), *(Sentence("Note", note) for note in self.notes)]
-        return said + [Sentence("", line) for line in (self._int8_lines() if self.format == "LiteRT int8" else ())]
+        quantized = self.format.startswith("LiteRT int")
+        return said + [Sentence("", line) for line in (self._quantized_lines() if quantized else ())]
 
-    def _int8_lines(self) -> list[str]:
+    def _quantized_lines(self) -> list[str]:
         kinds = ", ".join(f"{count} {name}" for name, count in self.float_operators.items())
         stay = f"{sum(self.float_operators.values())} operators stay in float32{': ' + kinds if kinds else ''}"
         measured = [layer for layer in self.layers if layer.measured is not None]
@@ -178,7 +179,7 @@ def _page(report: dict[str, Any]) -> str:
     if report.get("layers"):
         layers = [[_written(layer[name]) for name in _LAYER] for layer in report["layers"]]
         names = ("layer", "lowest", "highest", "file's lowest", "file's highest", "predicted, dB", "measured, dB")
-        parts += ["<h2>Layers in int8</h2>", table(names, layers, numbers=range(1, len(names)))]
+        parts += ["<h2>Layers in integers</h2>", table(names, layers, numbers=range(1, len(names)))]
     parts += [f"<p>{escape(note)}</p>" for note in report["notes"]]
     return document(f"Export to {report['path']}", parts)
 

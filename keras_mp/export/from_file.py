@@ -20,7 +20,7 @@ from keras_mp.export.verification import ExportError, inputs_of
 from keras_mp.numerics.data import read_arrays
 from keras_mp.system.one_of import one_of
 
-FORMATS = ("savedmodel", "onnx", "litert", "litert-int8")
+FORMATS = ("savedmodel", "onnx", "litert", "litert-int8", "litert-int16x8")
 
 
 def export_file(
@@ -33,6 +33,7 @@ def export_file(
     modules: Sequence[str] = (),
     unsafe: bool = False,
     outputs: str | os.PathLike[str] | None = None,
+    integer_io: bool = False,
     tolerance: float = 1e-5,
     overwrite: bool = False,
 ) -> ExportReport | DeploymentReport:
@@ -41,14 +42,15 @@ def export_file(
     Args:
         model_path: a `.keras` file, written on any backend.
         path: a folder or a file that does not exist yet, or is replaced with `overwrite`.
-        format: "savedmodel", "onnx", "litert" or "litert-int8".
+        format: "savedmodel", "onnx", "litert", "litert-int8" or "litert-int16x8".
         verify: a `.npy` file, or a `.npz` file with the model's inputs by name, or in the order of
             `keras.tree.flatten`.
-        calibrate: a file of inputs for "litert-int8", as for `verify`; or the `.npz` file of `keras-mp audit --data`,
-            with arrays x and y.
+        calibrate: a file of inputs for a quantized format, as for `verify`; or the `.npz` file of
+            `keras-mp audit --data`, with arrays x and y.
         modules: names of modules to import first: those that define the model's custom layers and functions.
         unsafe: whether to load Python lambdas, too, which can run any code: only for files you trust.
         outputs: a `.npz` file to write, with what the SavedModel returns on the batch `verify`.
+        integer_io: whether a quantized file has integers for inputs and outputs.
         tolerance: the largest difference allowed, as for the function of the format.
         overwrite: whether an existing file or SavedModel is replaced, as for the function of the format.
 
@@ -61,13 +63,15 @@ def export_file(
         raise ValueError("--outputs needs --verify, the batch to compute them on")
     if outputs is not None and format != "savedmodel":
         raise ValueError(f"--outputs is for --format savedmodel, not {format!r}")
-    if format == "litert-int8" and calibrate is None:
+    quantize = format.removeprefix("litert-") if format.startswith("litert-") else None
+    if quantize is not None and calibrate is None:
         raise ValueError(
-            "--format litert-int8 needs --calibrate, a .npz or .npy file with hundreds of inputs like those that will "
-            "be served: the ranges of int8 are measured on them"
+            f"--format {format} needs --calibrate, a .npz or .npy file with hundreds of inputs like those that will "
+            "be served: the ranges of integers are measured on them"
         )
-    if format != "litert-int8" and calibrate is not None:
-        raise ValueError(f"--calibrate is for --format litert-int8, not {format!r}")
+    for name, given in (("calibrate", calibrate is not None), ("integer-io", integer_io)):
+        if given and quantize is None:
+            raise ValueError(f"--{name} is for --format litert-int8 and litert-int16x8, not {format!r}")
     for name, file in (("verify", verify), ("calibrate", calibrate)):
         if file is not None and not Path(file).exists():
             raise FileNotFoundError(f"there is no file --{name} {str(file)!r}")
@@ -82,7 +86,16 @@ def export_file(
         return export_onnx(model, path, batch, tolerance=tolerance, overwrite=overwrite)
     if format != "savedmodel":
         data = None if calibrate is None else _calibration_data(calibrate, model)
-        return export_litert(model, path, batch, calibrate=data, tolerance=tolerance, overwrite=overwrite)
+        return export_litert(
+            model,
+            path,
+            batch,
+            quantize=quantize,
+            calibrate=data,
+            integer_io=integer_io,
+            tolerance=tolerance,
+            overwrite=overwrite,
+        )
     report = export_float32(model, path, batch, tolerance=tolerance, overwrite=overwrite)
     if outputs is not None:
         np.savez(outputs, *served(path, model, batch))

@@ -140,16 +140,18 @@ def spread(records: int, most: int) -> list[int]:
     return sorted(set(np.linspace(0, records - 1, min(records, most)).round().astype(int).tolist()))
 
 
-def int8_sqnr(range: Range) -> float:
-    """The SQNR in dB that 8 bits leave of a range, if the errors are uniform: 10 log10(12 mean(x^2) / step^2).
+def integer_sqnr(range: Range, bits: int = 8) -> float:
+    """The SQNR in dB that integers leave of a range, if the errors are uniform: 10 log10(12 mean(x^2) / step^2).
 
-    The step is (highest - lowest) / 255, with zero in the range, as LiteRT's quantization specification has it.
-    Source: Bennett, "Spectra of quantized signals", 1948, for the noise step^2 / 12.
+    The step of 8 bits is (highest - lowest) / 255, with zero in the range, and that of 16 the largest magnitude
+    / 32767, as LiteRT's quantization specification has it. Source: Bennett, "Spectra of quantized signals", 1948, for
+    the noise step^2 / 12.
 
     Returns:
         Infinite for a range of zeros.
     """
-    step = (max(range.highest, 0.0) - min(range.lowest, 0.0)) / 255
+    high, low = max(range.highest, 0.0), max(-range.lowest, 0.0)
+    step = (high + low) / 255 if bits == 8 else max(high, low) / 32767
     return 10 * math.log10(12 * range.mean_square / step**2) if step > 0 and range.mean_square > 0 else math.inf
 
 
@@ -177,8 +179,8 @@ def _batches(inputs: Any, size: int) -> Iterator[Any]:
         yield keras.tree.map_structure(lambda x, start=start: x[start : start + size], inputs)
 
 
-def stays_float(file: LiteRTFile, feed: Mapping[str, np.ndarray]) -> list[str]:
-    """The operators of a float file that int8 would break, by the names of their outputs."""
+def stays_float(file: LiteRTFile, feed: Mapping[str, np.ndarray], bits: int = 8) -> list[str]:
+    """The operators of a float file that integers would break, by the names of their outputs."""
     floats = {place: x for place, x in file.values(feed).items() if x.dtype == np.float32 and x.size}
     huge = {place for place, x in floats.items() if np.abs(x).max() >= HUGE}
     tensors, operators = file.graphs[0]
@@ -197,7 +199,7 @@ def stays_float(file: LiteRTFile, feed: Mapping[str, np.ndarray]) -> list[str]:
     for operator in operators:
         if huge & {*operator.inputs, *operator.outputs}:
             keep(operator)
-        elif operator.kind in STAYS_FLOAT:
+        elif operator.kind in STAYS_FLOAT and bits == 8:  # XNNPACK has no kernels of int16
             kept.append(operator)
     return [tensors[place].name for operator in kept for place in operator.outputs]
 
@@ -206,20 +208,21 @@ def layers(
     outputs: list[Output],
     expected: list[tuple[str, np.ndarray]],
     in_float: LiteRTFile,
-    in_int8: LiteRTFile,
+    in_integers: LiteRTFile,
     feed: Mapping[str, np.ndarray],
+    bits: int = 8,
 ) -> tuple[Int8Layer, ...]:
     """Compares each layer's output with the tensor of a file that comes closest to it.
 
     By its values, because the converter gives fused operators names of its own. A layer whose output is not in the
     float file was fused with the next one.
     """
-    there, quantized = _activations(in_float, feed), _activations(in_int8, feed)
+    there, quantized = _activations(in_float, feed), _activations(in_integers, feed)
     compared = []
     for output, (_, x) in zip(outputs, expected, strict=True):
         if x.size == 0:
             continue
-        row = Int8Layer(output.path, output.range.lowest, output.range.highest, int8_sqnr(output.range))
+        row = Int8Layer(output.path, output.range.lowest, output.range.highest, integer_sqnr(output.range, bits))
         close = [
             (sqnr(activation.values, x), activation) for activation in quantized if activation.values.size == x.size
         ]
@@ -238,7 +241,7 @@ class _Activation(NamedTuple):
 
 
 def _activations(file: LiteRTFile, feed: Mapping[str, np.ndarray]) -> list[_Activation]:
-    """The values, and the int8 ranges, of what a file computes on a batch."""
+    """The values, and the ranges of integers, of what a file computes on a batch."""
     activations = []
     for place, x in file.values(feed).items():
         tensor = file.graphs[0][0][place]
@@ -247,8 +250,8 @@ def _activations(file: LiteRTFile, feed: Mapping[str, np.ndarray]) -> list[_Acti
             continue
         if x.dtype == np.float32:
             activations.append(_Activation(x, None))
-        elif x.dtype == np.int8 and tensor.scales:
+        elif x.dtype in (np.int8, np.int16) and tensor.scales:
             scale, zero = tensor.scales[0], tensor.zero_points[0]
-            ends = (scale * (-128 - zero), scale * (127 - zero))
+            ends = (scale * (np.iinfo(x.dtype).min - zero), scale * (np.iinfo(x.dtype).max - zero))
             activations.append(_Activation((x.astype("float32") - zero) * scale, ends))
     return activations

@@ -107,12 +107,33 @@ class LiteRTFile:
             if tensor.type.startswith(_LOW_PRECISION) or (tensor.scales and not quantized)
         ]
 
-    def runner(self, outputs: Sequence[str]) -> Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]:
-        """A function from arrays by name to the outputs of these names, in LiteRT's interpreter with its defaults."""
+    def with_integer_io(self, bits: int) -> LiteRTFile:
+        """The same file without the operators that quantize its inputs and dequantize its outputs.
+
+        Inputs that an operator in float32 reads, and outputs that one writes, stay float32.
+        """
+        import tensorflow as tf
+        from tensorflow.lite.python import util  # a converter does this by an option, a QuantizationDebugger does not
+
+        integer = {8: tf.int8, 16: tf.int16}[bits]
+        with quiet_stderr():
+            return LiteRTFile(bytes(util.modify_model_io_type(self.content, integer, integer)))
+
+    def float_io(self) -> list[str]:
+        """The names of the inputs and outputs that are float32."""
         run = self._interpreter().get_signature_runner("serving_default")
+        details = run.get_input_details() | run.get_output_details()
+        return [name for name, detail in details.items() if detail["dtype"] == np.float32]
+
+    def runner(self, outputs: Sequence[str]) -> Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]:
+        """A function from arrays by name to the outputs of these names, in LiteRT's interpreter with its defaults.
+
+        Floats for integer inputs are quantized, and integer outputs dequantized, by the file's scales.
+        """
+        run = _in_floats(self._interpreter())
 
         def call(feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-            served = run(**feed)
+            served = run(feed)
             return [served[name] for name in outputs]
 
         return call
@@ -124,7 +145,7 @@ class LiteRTFile:
         # A delegate computes several operators at once, and keeps nothing of what is between.
         kernels = tf.lite.experimental.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
         interpreter = self._interpreter(experimental_preserve_all_tensors=True, experimental_op_resolver_type=kernels)
-        interpreter.get_signature_runner("serving_default")(**feed)
+        _in_floats(interpreter)(feed)
         values = {}
         for place in range(len(self.graphs[0][0])):
             try:
@@ -139,6 +160,32 @@ class LiteRTFile:
         with warnings.catch_warnings(), quiet_stderr():
             warnings.simplefilter("ignore")  # TensorFlow 2.20 was to be the last with an interpreter; 2.21 has it
             return tf.lite.Interpreter(model_content=self.content, **options)
+
+
+def _in_floats(interpreter: Any) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
+    """The signature of a file as a function of floats, whatever the types of its inputs and outputs are."""
+    run = interpreter.get_signature_runner("serving_default")
+    takes, gives = run.get_input_details(), run.get_output_details()
+
+    def quantized(x: np.ndarray, dtype: Any, scale: float, zero: int) -> np.ndarray:
+        ends = np.iinfo(dtype)
+        return np.clip(np.round(x / scale) + zero, ends.min, ends.max).astype(dtype)
+
+    def call(feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        fed = {
+            name: quantized(x, takes[name]["dtype"], *takes[name]["quantization"])
+            if takes[name]["quantization"][0] and x.dtype == np.float32
+            else x
+            for name, x in feed.items()
+        }
+        return {
+            name: (x.astype("float32") - gives[name]["quantization"][1]) * np.float32(gives[name]["quantization"][0])
+            if gives[name]["quantization"][0]
+            else x
+            for name, x in run(**fed).items()
+        }
+
+    return call
 
 
 def _list(x: Any) -> list:

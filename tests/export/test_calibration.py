@@ -92,7 +92,7 @@ def test_predicted_sqnr_is_what_rounding_leaves(low, high):
     seen.update(x)
     step = (max(x.max(), 0) - min(x.min(), 0)) / 255
     rounded = np.round(x / step) * step
-    assert int8.int8_sqnr(seen) == pytest.approx(int8.sqnr(rounded, x), abs=0.2)
+    assert int8.integer_sqnr(seen) == pytest.approx(int8.sqnr(rounded, x), abs=0.2)
 
 
 def test_sqnr_of_hard_values():
@@ -100,7 +100,7 @@ def test_sqnr_of_hard_values():
     assert int8.sqnr(ones, ones) == np.inf and int8.sqnr(zeros, zeros) == np.inf
     assert int8.sqnr(ones, zeros) == -np.inf
     assert int8.sqnr(ones * 1.1, ones) == pytest.approx(20, abs=1e-4)
-    assert int8.int8_sqnr(Range()) == np.inf
+    assert int8.integer_sqnr(Range()) == np.inf
 
 
 @pytest.mark.parametrize("records, most", [(1, 1), (1, 100), (7, 3), (1000, 100)])

@@ -64,7 +64,8 @@ def test_onnx_and_litert_files_of_several_inputs(tmp_path):
     [
         ({"format": "tflite"}, ValueError, "'tflite' must be one of 'savedmodel', 'onnx', 'litert', 'litert-int8'"),
         ({"format": "litert-int8"}, ValueError, "--format litert-int8 needs --calibrate"),
-        ({"calibrate": "data.npz"}, ValueError, "--calibrate is for --format litert-int8, not 'savedmodel'"),
+        ({"calibrate": "data.npz"}, ValueError, "--calibrate is for --format litert-int8 and .*, not 'savedmodel'"),
+        ({"format": "litert", "integer_io": True}, ValueError, "--integer-io is for .*, not 'litert'"),
         ({"format": "onnx", "calibrate": "data.npz"}, ValueError, "--calibrate is for .* not 'onnx'"),
         ({"format": "onnx", "outputs": "o.npz", "verify": "v.npz"}, ValueError, "--outputs is for .* not 'onnx'"),
         ({"format": "litert-int8", "calibrate": "none.npz"}, FileNotFoundError, "no file --calibrate 'none.npz'"),

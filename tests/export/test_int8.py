@@ -189,3 +189,57 @@ def test_a_clipped_and_a_wide_layer():
     assert Int8Layer("a", 0.0, 0.0, 40.0, 0.0, 1.0, 39.0).times_too_wide == 1
     fused = Int8Layer("a", -1.0, 1.0, 40.0)
     assert not fused.clipped and fused.times_too_wide == 1
+
+
+def cnn():
+    inputs = keras.Input((8, 8, 3), name="x")
+    x = layers.Conv2D(8, 3, padding="same", use_bias=False)(inputs)
+    x = layers.ReLU()(layers.BatchNormalization()(x))
+    x = layers.ReLU()(x + layers.DepthwiseConv2D(3, padding="same")(x))
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, layers.Dense(4, name="last")(x))
+
+
+@only_tensorflow
+@pytest.mark.parametrize("quantize, least", [("int8", 20), pytest.param("int16x8", 35, marks=pytest.mark.slow)])
+def test_integer_inputs_and_outputs(quantize, least, tmp_path):
+    """The file's own codes, by its scales, are the model's outputs; SQNR against float32, limited by the weights."""
+    import tensorflow as tf
+
+    model, x = cnn(), zoo.normal(200, 8, 8, 3)
+    report = export(model, tmp_path / "out.tflite", x, quantize=quantize, integer_io=True, verify=x[:20])
+    interpreter = tf.lite.Interpreter(str(report.path))
+    run = interpreter.get_signature_runner("serving_default")
+    (taken,), (given,) = run.get_input_details().values(), run.get_output_details().values()
+    dtype = np.dtype(quantize[:-2] if quantize == "int16x8" else quantize)
+    assert taken["dtype"] == given["dtype"] == dtype and not report.float_operators and not report.notes
+    assert not {"QUANTIZE", "DEQUANTIZE"} & report.operators.keys()
+    scale, zero = taken["quantization"]
+    codes = np.clip(np.round(x / scale) + zero, *(getattr(np.iinfo(dtype), end) for end in ("min", "max")))
+    scale, zero = given["quantization"]
+    served = (run(x=codes.astype(dtype))["output_0"].astype("float64") - zero) * scale
+    expected = keras.ops.convert_to_numpy(model(x)).astype("float64")
+    assert 10 * np.log10(np.sum(expected**2) / np.sum((served - expected) ** 2)) > least
+    row = {row.path: row for row in report.layers}["last"]
+    assert least < row.measured < row.predicted + 6 and not row.clipped
+    assert report.format == f"LiteRT {quantize}" and f"ranges of {report.calibrated_on} records" in str(report)
+
+
+@only_tensorflow
+def test_16_bits_cannot_hold_an_attention_mask_beside_its_scores(tmp_path):
+    inputs = keras.Input((5, 4), name="x")
+    model = keras.Model(inputs, layers.MultiHeadAttention(1, 4)(inputs, inputs, use_causal_mask=True))
+    with pytest.raises(ExportError, match="values of 1e.06 and above, such as an attention mask has.*'int8' can"):
+        export(model, tmp_path / "out.tflite", zoo.normal(9, 5, 4), quantize="int16x8")
+    assert os.listdir(tmp_path) == []
+
+
+@only_tensorflow
+def test_what_quantize_needs(tmp_path):
+    model = keras.Sequential([keras.Input((4,), name="x"), layers.Dense(2)])
+    with pytest.raises(ValueError, match="quantize='int4' must be one of"):
+        export(model, tmp_path / "out.tflite", None, quantize="int4")
+    with pytest.raises(ValueError, match="integer_io=True is for a quantized file"):
+        export(model, tmp_path / "out.tflite", None, integer_io=True)
+    with pytest.raises(ExportError, match="quantize='int8' needs calibrate, hundreds of inputs"):
+        export(model, tmp_path / "out.tflite", None, quantize="int8")
