@@ -2,7 +2,7 @@
 
     KERAS_BACKEND=tensorflow python benchmarks/experts.py cpu      # or jax
     python benchmarks/experts.py compiled --only qwen3_moe,h100
-    python benchmarks/experts.py compiled --markdown docs/lean.md
+    python benchmarks/experts.py compiled --markdown docs/tables/lean-models.md
 
 `cpu` times whole training steps of one decoder, both in turn, three rounds. `compiled` inspects a training step of one
 decoder of each family at its published sizes, 4,096 tokens, in mixed_bfloat16 with plain SGD; all else is lean in both.

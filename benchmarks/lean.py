@@ -5,7 +5,7 @@
     python benchmarks/lean.py memory --backend jax --model plain --precision float32
     python benchmarks/lean.py families                                # all; kept rows are not made again
     python benchmarks/lean.py families gpt2 resnet50
-    python benchmarks/lean.py families --markdown docs/lean.md        # only writes the table of kept rows
+    python benchmarks/lean.py families --markdown docs/tables/lean-models.md        # only writes the table of kept rows
 
 `memory` compiles the whole training step, with AdamW, for batch 8 x 1024, and prints the compiler's figure for what it
 needs besides weights, optimizer and batch, with the largest arrays.
@@ -220,7 +220,7 @@ def kept() -> dict[str, Any]:
 
 
 def markdown() -> list[str]:
-    """The table of docs/lean.md: temporary and peak in GiB, of the families with kept rows."""
+    """The table of docs/tables/lean-models.md: temporary and peak in GiB, of the families with kept rows."""
     rows = kept()
     header = ["model", "blocks", "batch", *(f"{name}: temporary, peak" for name in VARIANTS)]
     lines = [f"| {' | '.join(header)} |", f"| --- | --- | --- |{' ---: |' * len(VARIANTS)}"]

@@ -1,6 +1,6 @@
 """Counts what the structure of the library is judged by, in a checkout of any commit.
 
-python benchmarks/structure.py [FOLDER ...]        # docs/architecture.md; 10 seconds
+python benchmarks/structure.py [FOLDER ...]        # docs/maintainers/architecture.md; 10 seconds
 python benchmarks/structure.py --visits keras_mp.loss_scaling.optimizer:LossScaleOptimizer.apply
 
 A function changes a live object of Keras if it assigns to the `__class__` or the `__dict__` of any object, or to an
@@ -188,8 +188,8 @@ def _is_keras(holder: str, attribute: object, functions: list[ast.AST], top: set
 
 
 def listed(root: Path) -> set[tuple[str, str]]:
-    """The files and functions in the columns "in" and "by" of docs/changes-of-keras.md."""
-    text = page.read_text() if (page := root / "docs" / "changes-of-keras.md").exists() else ""
+    """The files and functions in the columns "in" and "by" of docs/maintainers/changes-of-keras.md."""
+    text = page.read_text() if (page := root / "docs" / "maintainers" / "changes-of-keras.md").exists() else ""
     return {(f"keras_mp/{file}", name) for file, name in re.findall(r"\| `(\w+/.*)` \| `(\w+)` \|\n", text)}
 
 
@@ -299,7 +299,7 @@ def measures_of(root: Path) -> dict[str, int]:
         "modules with exactly one importer": len(once),
         "public names at the top of modules": sum(len(public_names(module)) for module in modules.values()),
         "functions that change a live object of Keras": len(changes),
-        "of them named in docs/changes-of-keras.md": len(changes) - len(not_listed(root)),
+        "of them named in docs/maintainers/changes-of-keras.md": len(changes) - len(not_listed(root)),
     }
 
 
@@ -322,7 +322,7 @@ def main() -> None:
         print(f"| {name} | {' | '.join(f'{column[name]:,}' for column in columns)} |")
     for folder in folders:
         for (file, function), how in not_listed(folder).items():
-            print(f"{folder.name}, not in docs/changes-of-keras.md: {file}, {function}, {how}")
+            print(f"{folder.name}, not in docs/maintainers/changes-of-keras.md: {file}, {function}, {how}")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ STARTED_BY = {
     "tests/parallel/on_several_devices.py": "tests/parallel/test_distribute.py::test_several_devices_do_as_one",
     "tests/parallel/loading_on_devices.py": "tests/parallel/test_distribute.py::test_several_devices_do_as_one",
 }
-FIXED = (ROOT / "docs" / "what-we-fixed.md").read_text()
+FIXED = (ROOT / "docs" / "maintainers" / "what-we-fixed.md").read_text()
 DRAWS = """
 import random, keras, numpy as np
 

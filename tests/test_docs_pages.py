@@ -16,8 +16,8 @@ from benchmarks import results
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "keras_mp"
-FIXED = (ROOT / "docs" / "what-we-fixed.md").read_text()
-ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+FIXED = (ROOT / "docs" / "maintainers" / "what-we-fixed.md").read_text()
+ARCHITECTURE = (ROOT / "docs" / "maintainers" / "architecture.md").read_text()
 ROWS = re.findall(r"^\| (\d+b?) \|(.*)\|$", FIXED, re.MULTILINE)
 NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", FIXED)
 
@@ -119,10 +119,10 @@ def test_each_main_result_is_on_the_page_that_its_row_names():
         assert not missing, f"{measurement}: {missing} are not in {page}"
 
 
-def test_each_ratio_to_plain_keras_and_pytorch_is_on_the_page_of_benchmarks():
+def test_each_ratio_to_plain_keras_and_pytorch_is_on_the_page_of_cpu_steps():
     figures = (ROOT / "docs" / "tables" / "results.md").read_text()
     (rows,) = tables_of(figures.split("## A training step compared")[1].split("\n## ")[0])
-    benchmark = (ROOT / "docs" / "benchmark.md").read_text()
+    benchmark = (ROOT / "docs" / "maintainers" / "cpu-steps.md").read_text()
     ratios = [cell.strip() for row in rows for cell in row[1:]]
     assert len(ratios) == 12 and [ratio for ratio in ratios if ratio not in benchmark] == []
 

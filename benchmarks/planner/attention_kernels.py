@@ -2,7 +2,7 @@
 
     python benchmarks/planner/attention_kernels.py
     python benchmarks/planner/attention_kernels.py --only BERT,v5e
-    python benchmarks/planner/attention_kernels.py --markdown docs/inspect.md
+    python benchmarks/planner/attention_kernels.py --markdown docs/tables/attention-kernels.md
 
 Two blocks of the published width, whole training steps with AdamW in mixed_bfloat16, stabilized: once with scores in
 memory (`keras.config.disable_flash_attention()`), which is what `inspect` compiled for such chips before it traced a

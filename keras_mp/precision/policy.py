@@ -241,7 +241,7 @@ def _served(policy: str, device: Device, backend: str) -> Support:
             needed = "jax 0.12 and Python 3.12 are the first to multiply it fast"
             reason = f"{served.reason} But here bfloat16 measured no faster than float32 with JAX: {needed}."
             return Support(False, reason)
-        # docs/benchmark.md, and Dense layers of width 64 to 512: 1.0 to 1.2 times.
+        # docs/which-precision.md, and Dense layers of width 64 to 512: 1.0 to 1.2 times.
         measured = "In a model that prepare made, steps measured 1.4 to 1.9 times as fast as float32's."
         return Support(True, f"{served.reason} {measured}")
     # Also docs/results/peers-*.json, "Keras, TensorFlow, no jit, float32" beside keras_mp: 1.2 to 1.4 times.

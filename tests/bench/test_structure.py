@@ -92,7 +92,7 @@ def not_of_keras(layer: keras.layers.Layer, other: Scale, own: list):
     copied.trainable = False
 """,
     "tests/test_a.py": "def test_a():\n    assert True\n",
-    "docs/changes-of-keras.md": """| changes | why | in | by |
+    "docs/maintainers/changes-of-keras.md": """| changes | why | in | by |
 | --- | --- | --- | --- |
 | `__class__` | a class | `model/change.py` | `change` |
 | `__dict__` | a note | `model/change.py` | `taken` |
@@ -147,7 +147,7 @@ def test_circles_and_what_the_planner_takes_are_counted(package):
 def test_changes_of_keras_are_seen_however_they_are_written(package):
     measures, missing = measures_of(package), not_listed(package)
     assert measures["functions that change a live object of Keras"] == 5
-    assert measures["of them named in docs/changes-of-keras.md"] == 2
+    assert measures["of them named in docs/maintainers/changes-of-keras.md"] == 2
     assert {function for _, function in missing} == {"named", "in_dictionary", "set_by_name"}
     assert missing["keras_mp/model/change.py", "named"].endswith(": layer.trainable")
 

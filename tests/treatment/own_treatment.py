@@ -1,4 +1,4 @@
-"""The treatment of docs/architecture.md."""
+"""The treatment of docs/maintainers/architecture.md."""
 
 from keras import ops
 

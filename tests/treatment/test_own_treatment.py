@@ -1,4 +1,4 @@
-"""A treatment of one's own is one file, which docs/architecture.md shows whole."""
+"""A treatment of one's own is one file, which docs/maintainers/architecture.md shows whole."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from keras_mp.rebuild.notes import treatments_of
 from keras_mp.treatment.change import undo
 
 pytestmark = pytest.mark.jax
-PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
+PAGE = Path(__file__).parents[2] / "docs" / "maintainers" / "architecture.md"
 
 
 def test_the_page_shows_it():
