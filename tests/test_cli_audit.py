@@ -32,8 +32,8 @@ def test_a_file_with_data(model_file, tmp_path):
     np.savez(tmp_path / "data.npz", x=x, y=y)
     done = run(model_file, "--data", tmp_path / "data.npz", "--html", tmp_path / "out.html", "--batch-size", 8)
     assert done.returncode == 0, done.stderr
-    assert "small: 3 steps in float32" in done.stdout and "unsafe in float16: dense" in done.stdout
-    assert "<svg" in (tmp_path / "out.html").read_text() and "random numbers" not in done.stdout
+    assert "small ran 3 steps in float32" in done.stdout and "unsafe in float16: dense" in done.stdout
+    assert "<strong>" in (tmp_path / "out.html").read_text() and "random numbers" not in done.stdout
 
 
 def audited(model, tmp_path, *options, **arrays):

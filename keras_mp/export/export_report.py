@@ -100,7 +100,7 @@ class Int8Layer(NamedTuple):
 
     def line(self) -> str:
         """What was measured, in a line."""
-        text = f"{self.path}: {self.measured:.1f} dB of {self.predicted:.1f} predicted"
+        text = f"{self.path} keeps a signal-to-noise ratio of {self.measured:.1f} dB, of {self.predicted:.1f} predicted"
         text += ", clipped" if self.clipped else ""
         return text + (f", range {self.times_too_wide:.1f} times too wide" if self.times_too_wide > 2.1 else "")
 
@@ -152,7 +152,7 @@ class DeploymentReport(Report):
         stay = f"{sum(self.float_operators.values())} operators stay in float32{': ' + kinds if kinds else ''}"
         measured = [layer for layer in self.layers if layer.measured is not None]
         worst = sorted(measured, key=lambda layer: layer.measured or 0.0)[:3]
-        return [f"{stay}; ranges of {self.calibrated_on} records", *(layer.line() for layer in worst)]
+        return [f"{stay}. {self.calibrated_on} records set the ranges.", *(layer.line() for layer in worst)]
 
 
 def _differences(report: ExportReport | DeploymentReport) -> str:

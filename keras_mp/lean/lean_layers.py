@@ -187,7 +187,7 @@ def why_not_attention(layer: Any, cls: type) -> str:
         cls: the layer's class, without treatments.
     """
     if attention_mixin(cls) is None:
-        return f"{cls.__name__} attends in code of its own"
+        return f"{cls.__name__} has its attention in its own code"
     if getattr(layer, "_flash_attention", False):
         return "flash attention was asked for"
     if getattr(layer, "_value_dim", None) != getattr(layer, "_key_dim", None):

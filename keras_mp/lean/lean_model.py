@@ -91,7 +91,7 @@ def _of_layer(path: str, layer: Any) -> Iterator[Candidate]:
     elif lean_gelu(vars(layer).get("activation")) is not None and _applies_its_activation(cls):
         yield Candidate(path, layer, "gelu", GELU, False, "")
     elif _calls_gelu(cls):
-        yield Candidate(path, layer, "gelu", "", False, f"{cls.__name__} computes it in code of its own")
+        yield Candidate(path, layer, "gelu", "", False, f"{cls.__name__} has its GELU in its own code")
     if is_int4(layer):
         reason = why_not_int4(layer, treatments)
         yield Candidate(path, layer, "int4", "" if reason else INT4, INT4 in treatments and not reason, reason)

@@ -209,7 +209,8 @@ def _tabled(report: AuditReport) -> dict[str, list[RenderableType]]:
 
 def _headline(report: AuditReport) -> str:
     """The run in a sentence."""
-    return f"{report.model}: {report.steps} step{'s' if report.steps > 1 else ''} in float32, loss {report.loss:.4g}"
+    steps = f"{report.steps} step{'s' * (report.steps > 1)}"
+    return f"{report.model} ran {steps} in float32; the mean loss is {report.loss:.4g}."
 
 
 def _verdict_lines(report: AuditReport) -> list[str]:

@@ -71,15 +71,12 @@ class ParityReport(PicturedReport):
             return f"{precision} diverges: the loss of seed {', '.join(map(str, bad))} is not finite."
         difference = self.difference(precision)
         which = "above" if difference > 0 else "below"
-        said = f"{precision} ends {abs(difference):.3g} {which} float32, the mean of {len(final)} seeds"
+        said = f"{precision} ends {abs(difference):.3g} {which} float32 in the loss, the mean of {len(final)} seeds"
         within = self.within_noise(precision)
         if within is None:
-            return f"{said}: one seed has no spread to judge it by."
-        spread = f"the float32 seeds spread over {self.spread:.3g}"
-        if within:
-            return f"{said}, and {spread}: within seed noise."
-        word = "worse than seed noise" if difference > 0 else "better than seed noise"
-        return f"{said}, and {spread}: {word}."
+            return f"{said}. One seed has no spread to judge it by."
+        word = "within seed noise" if within else f"{'worse' if difference > 0 else 'better'} than seed noise"
+        return f"{said}. The float32 seeds are {self.spread:.3g} apart, so this is {word}."
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values; infinities and NaN as strings."""

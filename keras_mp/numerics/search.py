@@ -165,7 +165,8 @@ class _Search:
         count = len(restored)
         return self._result(
             best,
-            f"{count} of {len(self.units)} layers restored, the others in {self._name(best)}.",
+            f"{count} of {len(self.units)} layers need{'s' * (count == 1)} a higher precision; the others compute in "
+            f"{self._name(best)}.",
         )
 
     def _assignment(self, restored: dict[str, str], fp8: Sequence[str]) -> Assignment:
@@ -280,9 +281,8 @@ class _Search:
 
     def _nearest(self) -> str:
         nearest = min(self.tried, key=lambda trial: max(trial.loss_error, trial.gradient_error))
-        return (
-            f"with {len(nearest.restored)} layers restored, was {max(nearest.loss_error, nearest.gradient_error):.3g}"
-        )
+        error = max(nearest.loss_error, nearest.gradient_error)
+        return f"with {len(nearest.restored)} layers in a higher precision, was off by {error:.3g}"
 
     def _name(self, assignment: Assignment) -> str:
         base = COMPUTES_IN[assignment.base]

@@ -135,7 +135,7 @@ class PolicySearch(Report):
 
     def _answer(self) -> list[Sentence]:
         said = [Sentence("", self.message)]
-        said.append(Sentence("Operations", f"{self.shares or 'no products'}; {len(self.tried)} mixes tried"))
+        said.append(Sentence("Operations", f"{self.shares or 'no products'}. {len(self.tried)} mixes were tried."))
         closed = (name.rpartition(".")[2] for name in self.closed)
         said += [Sentence("", f"Each {name} has one precision: its code cannot mix them", rank=1) for name in closed]
         named = ((shorten_middle(path, _NAMED), precision) for path, precision in self.restored.items())

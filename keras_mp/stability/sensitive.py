@@ -268,8 +268,11 @@ def _needs_in_16_bits(layer: keras.Operation, output: str | None) -> Iterator[tu
         yield "scores", f"it sums attention scores and takes their softmax in {low}"
     if output is not None:
         treatment = _output_treatment(layer)
-        way_out = "" if treatment else "; give the layer in it that computes the output dtype='float32'"
-        yield treatment, f"it computes {output} and rounds it to {low}{way_out}"
+        if treatment:
+            yield treatment, f"it computes {output} and rounds it to {low}"
+        else:
+            unseen = "in a layer that stabilize cannot see; if that layer is not float32 yet, give it dtype='float32'"
+            yield treatment, f"it computes {output} in {low} {unseen}"
     elif isinstance(layer, keras.layers.Softmax):
         yield "float32", f"it exponentiates and sums in {low}"
     elif isinstance(layer, (keras.layers.Attention, keras.layers.AdditiveAttention)):

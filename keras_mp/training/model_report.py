@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
@@ -87,7 +88,8 @@ class ModelReport(Report):
 
     def _answer(self) -> list[Sentence]:
         if self.waiting:
-            return [Sentence(self.name, f"waits for its first batch, for {' and '.join(self.waiting)}.")]
+            calls = " and ".join(self.waiting)
+            return [Sentence(self.name, f"it waits for its first batch; then {calls} will change it.")]
         verdict: list[str] = []
         said: list[Sentence] = []
         lines = {"stabilize": remedies.STABILIZE, "convert": self.convert, "make_lean": remedies.LEAN}
@@ -257,18 +259,18 @@ def _gained(parts: list[Part]) -> str:
 
 
 def _grouped(parts: Iterable[Part]) -> list[tuple[str, str]]:
-    """Where each thing is, by what is said of it: how many layers, and their names, those of repeated blocks as one."""
+    """What is said of layers, of several in words for each, and their names, those of repeated blocks as one."""
     layers: dict[str, dict[str, list[str]]] = {}
     for part in parts:
         said = "" if part.done else part.reason.partition(": ")[0] or part.kind
         layers.setdefault(said, {}).setdefault(without_numbers(part.layer), []).append(part.layer)
-    return [
-        (
-            said,
-            _named([f"{pattern_of(same)} ({len(same)})" if len(same) > 1 else same[0] for same in groups.values()]),
-        )
-        for said, groups in layers.items()
-    ]
+    grouped = []
+    for said, groups in layers.items():
+        names = [f"{pattern_of(same)} ({len(same)})" if len(same) > 1 else same[0] for same in groups.values()]
+        if sum(map(len, groups.values())) > 1:
+            said = re.sub("(^|; )it ", r"\1each ", re.sub("(^|; )its ", r"\1the ", said))
+        grouped.append((said, _named(names)))
+    return grouped
 
 
 def _named(layers: list[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ from keras_mp.rebuild.compiled import compile_arguments as arguments_of
 from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.optimizers import held_optimizers, unwrapped, without_default
 from keras_mp.rebuild.walk import check_is_model, compute_dtypes
-from keras_mp.reporting.text import listed, shorten_middle
+from keras_mp.reporting.text import listed
 from keras_mp.stability.attention_as_asked import attended_by
 from keras_mp.stability.sensitive import LOW_PRECISION, sensitive_layers
 from keras_mp.stability.stabilized import stabilize
@@ -289,7 +290,7 @@ def _jit(model: keras.Model, compile_arguments: Mapping[str, Any]) -> Support:
 
 # What `prepare` did with a model, and why, in lines of at most 80 characters.
 
-_LABEL, _TEXT = 11, 69  # characters
+_LABEL, _WIDTH = 11, 80  # characters
 
 
 def lines_before(model: keras.Model) -> list[str]:
@@ -316,7 +317,9 @@ def prepared_lines(prepared: keras.Model, jit: Support) -> list[str]:
 
 
 def _lines(*told: tuple[str, str]) -> list[str]:
-    return [f"{label:<{_LABEL}}{shorten_middle(text, _TEXT)}" for label, text in told if text]
+    """A label and its words, on as many lines as they need."""
+    below = " " * _LABEL
+    return [textwrap.fill(f"{label:<{_LABEL}}{text}", _WIDTH, subsequent_indent=below) for label, text in told if text]
 
 
 def computes_in_fp8(model: keras.Model) -> bool:
@@ -324,8 +327,8 @@ def computes_in_fp8(model: keras.Model) -> bool:
     return bool(_fp8_layers(model))
 
 
-def _fp8_layers(model: keras.Model) -> list[str]:
-    return [layer.name for layer in layers_by_path(model).values() if isinstance(layer, Float8Layer)]
+def _fp8_layers(model: keras.Model) -> list[keras.Layer]:
+    return [layer for layer in layers_by_path(model).values() if isinstance(layer, Float8Layer)]
 
 
 def _low(model: keras.Model) -> list[str]:
@@ -349,13 +352,18 @@ def _float32(model: keras.Model) -> str:
         return "everything"
     needed = [sensitive.layer for sensitive in sensitive_layers(model)]
     if not needed:
-        return "no layer needs it"
-    reason = f": there {low} is too imprecise"
-    names = listed([layer.name for layer in needed], len(str(needed)), "layers")
-    if len(names) > _TEXT - len(reason):
-        kinds = Counter(original_class(layer).__name__ for layer in needed)
-        names = f"{len(needed)} layers ({', '.join(f'{count} {kind}' for kind, count in kinds.most_common())})"
-    return names + reason
+        already = any(layer.compute_dtype == "float32" for layer in layers_by_path(model).values())
+        return f"no {'other ' * already}layer needs it"
+    return f"{_named(needed)}: there {low} is too imprecise"
+
+
+def _named(layers: Sequence[keras.Layer]) -> str:
+    """The names of layers, or where they are too long for a line, how many of each kind there are."""
+    names = [layer.name for layer in layers]
+    if len(", ".join(names)) < _WIDTH // 2:
+        return listed(names, _WIDTH, "layers")
+    kinds = Counter(original_class(layer).__name__ for layer in layers)
+    return f"{_layers(len(names))} ({', '.join(f'{count} {kind}' for kind, count in kinds.most_common())})"
 
 
 def _attention(prepared: keras.Model) -> str:
@@ -369,7 +377,7 @@ def _fp8(prepared: keras.Model) -> str:
     layers = _fp8_layers(prepared)
     if not layers:
         return "not used"
-    return f"products of {listed(layers, _TEXT - len('products of '), 'layers')}"
+    return f"products of {_named(layers)}"
 
 
 def _quantized(prepared: keras.Model) -> str:
@@ -409,7 +417,7 @@ def _optimizer(prepared: keras.Model) -> str:
         rounding = "stochastically" if optimizer.weight_rounding == "stochastic" else "to nearest"
         step, more = f"bfloat16 weights rounded {rounding}", ", updated in float32"
     elif isinstance(optimizer.loss_scale, NoLossScale):
-        step, more = "loss not scaled", "; wrapped, to step as it would in float16"
+        step, more = "loss not scaled", "; wrapped, so that its update is that of float16"
     else:
         scale = optimizer.loss_scale.initial_state().scale
         step, more = f"loss scale {scale:g}, for float16", "; an overflow changes nothing"

@@ -60,7 +60,7 @@ def test_each_layer_has_the_range_of_all_records(tmp_path):
     assert not report.float_operators and report.low_precision == 0
     assert 1e-4 < report.max_difference < 0.2
     text = str(report)
-    assert "0 operators stay in float32" in text and f"ranges of {report.calibrated_on} records" in text
+    assert "0 operators stay in float32" in text and f"{report.calibrated_on} records set the ranges" in text
     assert report.to_dict()["layers"][0]["path"] == "fused"
 
 

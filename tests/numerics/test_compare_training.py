@@ -62,7 +62,8 @@ def test_the_verdict_in_numbers(tmp_path):
     report = ParityReport(2, [0, 1], curves, final, "the last")
     assert report.spread == pytest.approx(0.2)
     assert report.verdict("low") == (
-        "low ends 0.1 above float32, the mean of 2 seeds, and the float32 seeds spread over 0.2: within seed noise."
+        "low ends 0.1 above float32 in the loss, the mean of 2 seeds. The float32 seeds are 0.2 apart, so this is "
+        "within seed noise."
     )
     assert "worse than seed noise" in report.verdict("bad")
     svg = report.to_svg(tmp_path / "a.svg").read_text()

@@ -30,7 +30,7 @@ def test_arguments_that_no_config_shows_are_read_off_or_the_file_is_refused(kept
     x = np.random.default_rng().normal(size=(4, 6)).astype("float32")
     model(x)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*give the layer in it that computes.*")
+        warnings.filterwarnings("ignore", message=".*a layer that stabilize cannot see.*")
         keras_mp.stabilize(model).save(tmp_path / "model.keras")
     if kept:
         loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"Net": Net})
@@ -122,7 +122,7 @@ def test_a_model_with_a_config_needs_no_attributes(tmp_path):
     x = np.random.default_rng().normal(size=(5, 6)).astype("float32")
     model(x)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*give the layer in it that computes.*")
+        warnings.filterwarnings("ignore", message=".*a layer that stabilize cannot see.*")
         keras_mp.stabilize(model).save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"Described": Described})
     np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))

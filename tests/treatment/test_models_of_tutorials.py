@@ -69,7 +69,7 @@ def trained(name, policy, prepared, draws=True):
     # JAX compiles a loop anew each time that it is not jitted.
     how = {} if own else {"run_eagerly": True} if strangers.TENSORFLOW else {"jit_compile": True}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*give the layer in it that computes.*")
+        warnings.filterwarnings("ignore", message=".*a layer that stabilize cannot see.*")
         if not prepared:
             model.compile(**settings, **how)
         elif "optimizer" in settings:
