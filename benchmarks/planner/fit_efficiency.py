@@ -8,7 +8,7 @@ and of collectives, by the bytes that a device sends on a ring. No training step
 squares of the logarithms of the time that the constants give, divided by the measured time. A TPU's products read and
 write at the rate of copies, of which there are tables.
 What a generation's tables do not determine it takes from the generation that `TAKEN_FROM` names. Prints the table of
-constants, with the error of the fit, and the rates of libtpu's cycles.
+constants, with the error of the fit.
 
 Convolutions of fewer channels than tensor cores take together are not in the tables: XLA pads them. Those that are have
 channels first (DeepBench's code/nvidia/conv_bench.cu).
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -55,7 +54,7 @@ WIDE = 100.0  # the largest by the smallest size of a table that says how the ra
 def read() -> dict[str, list]:
     """The tables: rows of products, of sums of products, of convolutions, of transfers, and of collectives."""
     tables = json.loads(TABLES.read_text())
-    return {name: tables[name] for name in ("sums of products", "transfers", "collectives", "cycles")} | {
+    return {name: tables[name] for name in ("sums of products", "transfers", "collectives")} | {
         "products": [*tables["products"], *tables["batched products"]],
         "convolutions": list(_each_convolution(tables["convolutions"])),
     }
@@ -110,14 +109,6 @@ def fit_one(
         constants = constants._replace(start=constants.product_start)
     constants = constants if tpu else _fitted(constants, tables["transfers"], transfers, chips)
     return constants, _error(constants, products, chips)
-
-
-def cycles_a_second(tables: dict[str, list]) -> dict[str, float]:
-    """By TPU, how many of its compiler's cycles pass in a second: the geometric mean of a table's rows."""
-    rates: dict[str, list[float]] = {}
-    for chip, _, seconds, cycles, _ in tables["cycles"]:
-        rates.setdefault(chip, []).append(cycles / seconds)
-    return {chip: float(f"{statistics.geometric_mean(each):.3g}") for chip, each in rates.items()}
 
 
 def fit_links(tables: dict[str, list]) -> Links:
@@ -237,7 +228,6 @@ def main() -> None:
     for generation, (constants, error) in fit(tables).items():
         print(f'    "{generation}": Efficiency({", ".join(map(str, constants))}),  # {error:.1%}')
     print(fit_links(tables))
-    print(cycles_a_second(tables))
 
 
 if __name__ == "__main__":

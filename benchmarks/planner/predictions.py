@@ -13,6 +13,7 @@ same chips share one compile.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import json
 import os
@@ -28,10 +29,10 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.planner.published_runs import ATTENTION_BLOCKS, LIMIT, RUNS, SMALLER, XLA, Run, ratios
+from benchmarks.planner.published_fits import FITS, Fit
+from benchmarks.planner.published_runs import ATTENTION_BLOCKS, LIMIT, RUNS, SMALLER, Run, ratios
 
 KEPT = Path(__file__).with_name("predictions.json")
-SPREADS = Path(__file__).parents[2] / "keras_mp" / "planner" / "time" / "spreads.json"
 # The sizes of the Llamas: layers, width, heads, heads of keys, features between the products, vocabulary, and whether
 # its embedding is the output layer; of MaxText's own decoder layers, width, heads of 256 features, and features between
 # the products.
@@ -42,6 +43,7 @@ LLAMAS = {
     "llama3.2_1b": (16, 2048, 32, 8, 8192, 128256, True),
     "llama3.2_3b": (28, 3072, 24, 8, 8192, 128256, True),
     "llama3_8b": (32, 4096, 32, 8, 14336, 128256, False),
+    "tinyllama_1b": (22, 2048, 32, 4, 5632, 32000, False),
     "mistral_7b": (32, 4096, 32, 8, 14336, 32000, False),
     "llama3_70b": (80, 8192, 64, 8, 28672, 128256, False),
     "fuji_7b": (32, 4096, 32, 32, 11008, 32768, True),
@@ -50,6 +52,8 @@ LLAMAS = {
     "honeycrisp_85m": (12, 768, 12, 6, 2304, 49152, True),
     "honeycrisp_3b": (26, 3072, 24, 8, 8064, 49152, True),
 }
+# Of KerasHub's Gemmas: layers, heads, heads of keys, width, features between the products.
+GEMMAS = {"gemma_2b": (18, 8, 1, 2048, 32768), "gemma_7b": (28, 16, 16, 3072, 49152)}
 MAXTEXTS = {
     "maxtext_16b": (32, 5120, 32, 32768),
     "maxtext_22b": (48, 6144, 24, 24576),
@@ -76,7 +80,7 @@ def _steps() -> dict[str, Step]:
 
     import keras_mp
     from benchmarks.plain_models import plain_gpt
-    from benchmarks.planner.published_models import maxtext_decoder, resnext
+    from benchmarks.planner.published_models import maxtext_decoder, maxtext_llama, resnext
     from models.gpt import gpt
     from models.llama import LlamaSize, llama
     from models.resnet import resnet_imagenet
@@ -142,17 +146,23 @@ def _steps() -> dict[str, Step]:
     def adapted(name: str, rank: int) -> Callable[..., Any]:
         import keras_hub
 
-        layers, width, heads, key_heads, hidden, vocabulary, tied = LLAMAS[name]
-
-        def build(blocks: int = layers) -> Any:
-            backbone = keras_hub.models.LlamaBackbone(
-                vocabulary, blocks, heads, width, hidden, key_heads, tie_word_embeddings=tied
-            )
-            model = keras_hub.models.LlamaCausalLM(backbone, preprocessor=None)
-            model.backbone.enable_lora(rank)
+        def build(blocks: int) -> Any:
+            if name in GEMMAS:
+                _, heads, key_heads, width, hidden = GEMMAS[name]
+                backbone = keras_hub.models.GemmaBackbone(256000, blocks, heads, key_heads, width, hidden, 256)
+                model = keras_hub.models.GemmaCausalLM(backbone, preprocessor=None)
+            else:
+                _, width, heads, key_heads, hidden, vocabulary, tied = LLAMAS[name]
+                backbone = keras_hub.models.LlamaBackbone(
+                    vocabulary, blocks, heads, width, hidden, key_heads, tie_word_embeddings=tied
+                )
+                model = keras_hub.models.LlamaCausalLM(backbone, preprocessor=None)
+            if rank:
+                model.backbone.enable_lora(rank)
             return keras_mp.lean.make_lean(trained(model))
 
-        return build
+        depth = (GEMMAS.get(name) or LLAMAS[name])[0]
+        return lambda blocks=depth: build(blocks)
 
     def eager_loss() -> Any:
         from benchmarks.eager_loss import EagerCrossEntropy  # of JAX, where some steps are TensorFlow's
@@ -222,6 +232,8 @@ def _steps() -> dict[str, Step]:
             if "_lora" in name:
                 name, _, rank = name.partition("_lora")
                 return Step(adapted(name, int(rank)), packed(rows, length), (2, 4))
+            if name == "gpt2":
+                return Step(lambda: trained(plain_gpt(12, 768, 12, 50304, length)), tokens(rows, length))
             if name == "gpt3_175b":
                 build = gpt3
             elif name in MAXTEXTS:
@@ -231,18 +243,21 @@ def _steps() -> dict[str, Step]:
                 build = llama_of(*sizes, length=length, how=how, tied=tied)
             return Step(build, tokens(rows, length), (2, 4))
         name, _, rows = step.rpartition("_")
-        if name == "resnet50":
-            return images(lambda: classified(partial(resnet_imagenet, 50)), rows)
+        if name.startswith("resnet"):
+            return images(lambda: classified(partial(resnet_imagenet, int(name.removeprefix("resnet")))), rows)
         return Step(lambda blocks=24: bert(blocks, 1024, 16, None), bert_batch(int(rows), 384, (2,)), (4, 8))
 
     def pretraining(step: str) -> Step:
         length, rows = step.split("_")[-2:]
         return pretrained(int(rows), int(length), {"128": 20, "512": 80}[length])
 
-    steps = {run.step for run in RUNS.values()}
-    named = {step: sized(step) for step in steps if "@" in step or step.startswith(("resnet50_", "bert_large_squad_"))}
+    steps = {run.step for run in (*RUNS.values(), *FITS.values())}
+    named = {step: sized(step) for step in steps if "@" in step or step.startswith(("resnet", "bert_large_squad_"))}
     named |= {step: pretraining(step) for step in steps if step.startswith(("bert_large_128_", "bert_large_512_"))}
     return named | {
+        "hespas_100m": Step(
+            lambda: trained(maxtext_llama(7, 576, 9, 128, 2016, 128256, 4096, 500000.0)), tokens(1, 4096)
+        ),
         "gpt2": Step(lambda: trained(plain_gpt(12, 768, 12, 50304, 1024)), tokens(12, 1024)),
         "bert_base": Step(lambda: bert(12, 768, 12, 2), bert_batch(32, 512, ())),
         "mistral": Step(lambda blocks=32: lora("mistral", blocks), packed(8, 128), (4, 8)),
@@ -276,7 +291,7 @@ def compile_run(name: str, form: int = 0, until: str = "code") -> dict[str, Any]
     from keras_mp.precision.chips import parse_target
     from keras_mp.system.packages import installed
 
-    run = RUNS[name]
+    run = RUNS.get(name) or FITS[name]
     step = _steps()[run.step]
     target = smallest(run.target) if form == len(SMALLER) else run.target
     chip, chips = parse_target(target)
@@ -301,16 +316,13 @@ def compile_run(name: str, form: int = 0, until: str = "code") -> dict[str, Any]
         else:
             report = look(step.build, step.batch(devices), target, **shared)
     time, bound = report.time, report.roofline
-    if time is None or bound is None:
+    if name in RUNS and (time is None or bound is None):
         raise RuntimeError(report.refused or "no time")
+    timed = {} if time is None else dataclasses.asdict(time) | {"seconds": time.seconds}
     return {
-        "seconds": time.seconds,
-        "products": time.products,
-        "other": time.other,
-        "uncovered": time.uncovered,
-        "kernels": time.kernels,
-        "cycles": time.cycles,
-        "bound": bound.seconds,
+        **timed,
+        **({} if bound is None else {"bound": bound.seconds}),
+        **({"refused": report.refused} if report.refused else {}),
         "bytes": report.memory.peak,
         "flops": report.flops,
         "blocks": [report.extrapolated] if blocks else [],
@@ -346,7 +358,7 @@ def smallest(target: str) -> str:
     return f"{chip.name}-2x2" + ("x1" if getattr(chip.compiler, "dimensions", 2) == 3 else "")
 
 
-def in_time(name: str, run: Run, until: str = "code") -> dict[str, Any]:
+def in_time(name: str, run: Run | Fit, until: str = "code") -> dict[str, Any]:
     """Compiles a run in a process of its own, and in smaller forms where it takes longer than `LIMIT` or fails.
 
     Returns:
@@ -389,25 +401,6 @@ def kept() -> dict[str, dict[str, Any]]:
     return json.loads(KEPT.read_text()) if KEPT.exists() else {}
 
 
-def spreads(results: dict[str, dict[str, Any]], group: str) -> dict[str, tuple[int, float, float]]:
-    """By chip and by generation: how many runs, and the least and the most of published time divided by predicted.
-
-    Args:
-        results: the results of the runs that were compiled.
-        group: the group whose runs are taken.
-    """
-    from keras_mp.planner.time.step_time import scored_as
-    from keras_mp.precision.chips import parse_target
-
-    taken: dict[str, list[float]] = {}
-    for name, ratio in ratios(results).items():
-        if RUNS[name].group != group:
-            continue
-        for key in scored_as(parse_target(RUNS[name].target)[0]):
-            taken.setdefault(key, []).append(round(1 / ratio, 2))
-    return {key: (len(times), min(times), max(times)) for key, times in sorted(taken.items())}
-
-
 def _same(name: str, run: Run) -> dict[str, Any] | None:
     """The result of another run with the same step on the same chips."""
     alike = ("step", "target", "policy", "backend", "strategy")
@@ -431,6 +424,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="runs whose name or step holds this")
     parser.add_argument("--again", action="store_true", help="also those that are there")
     parser.add_argument("--markdown", type=Path, help="the file to write the table to")
+    parser.add_argument("--fits", action="store_true", help="the steps of published_fits.py, to the stage of memory")
     parser.add_argument("--until", default="code", choices=("code", "memory"), help="the stage to compile to")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--form", type=int, default=0, help=argparse.SUPPRESS)
@@ -438,8 +432,13 @@ def main() -> None:
     if options.one:
         print(json.dumps(_one(options.one, options.form, options.until)))
         return
+    for name, fit in FITS.items():
+        if options.fits and name not in kept() and options.only.lower() in name.lower():
+            result = in_time(name, fit, "memory")
+            KEPT.write_text(json.dumps(kept() | {name: result}, indent=1) + "\n")
+            print(f"{name}: {result.get('failed') or result['bytes'] / 2**30} GiB, {fit.ran=}", flush=True)
     for name, run in RUNS.items():
-        if options.markdown or (name in kept() and not options.again):
+        if options.markdown or options.fits or (name in kept() and not options.again):
             continue
         if options.only.lower() in name.lower() or options.only in (run.step, run.target):
             result = (None if options.again else _same(name, run)) or in_time(name, run, options.until)
@@ -450,8 +449,6 @@ def main() -> None:
             print(f"{name}: {outcome}", flush=True)
     for name, ratio in ratios(kept()).items():
         print(f"{ratio:.2f} {name}")
-    rows = (f' "{key}": {json.dumps(spread)}' for key, spread in spreads(kept(), XLA).items())
-    SPREADS.write_text("{\n" + ",\n".join(rows) + "\n}\n")
     if options.markdown:
         from benchmarks.planner.predictions_page import page
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import layers
 
 import keras_mp
@@ -19,17 +20,32 @@ class _Heads(layers.Layer):
 
     Args:
         heads: the number of heads.
+        theta: the longest wavelength of rotary positions, divided by 2 pi; 0 without them. With them the scores are in
+            memory, as in MaxText's `attention=dot_product`.
     """
 
-    def __init__(self, heads: int, **arguments: Any) -> None:
+    def __init__(self, heads: int, theta: float = 0.0, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.heads = heads
+        self.heads, self.theta = heads, theta
 
     def call(self, inputs: Any) -> Any:
         length, features = inputs.shape[1:]
         parts = keras.ops.split(inputs, 3, axis=-1)
         rows = [keras.ops.reshape(part, (-1, length, self.heads, features // (3 * self.heads))) for part in parts]
-        return keras.ops.reshape(attention(*rows, causal=True), (-1, length, features // 3))
+        if self.theta:
+            turned = [self._turned(row) for row in rows[:2]]
+            seen = keras.ops.dot_product_attention(*turned, rows[2], is_causal=True, flash_attention=False)
+        else:
+            seen = attention(*rows, causal=True)
+        return keras.ops.reshape(seen, (-1, length, features // 3))
+
+    def _turned(self, rows: Any) -> Any:
+        length, pairs = rows.shape[1], rows.shape[3] // 2
+        rate = self.theta ** (-np.arange(pairs) / pairs)
+        angles = np.arange(length)[:, None, None] * rate
+        cosine, sine = (keras.ops.cast(part(angles), rows.dtype) for part in (np.cos, np.sin))
+        first, second = keras.ops.split(rows, 2, axis=-1)
+        return keras.ops.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
 
 
 def maxtext_decoder(
@@ -68,6 +84,39 @@ def maxtext_decoder(
         x = recomputed(lambda x, name=name: block(x, name), [x], name) if remat else block(x, name)
     logits = embedding(layers.RMSNormalization(name="normalization")(x), reverse=True)
     return keras_mp.layers.LanguageModel(tokens, layers.Activation("linear", dtype="float32")(logits))
+
+
+def maxtext_llama(
+    blocks: int, width: int, heads: int, head: int, hidden: int, vocabulary: int, length: int, theta: float
+) -> keras.Model:
+    """A Llama of MaxText whose heads' features do not add up to the width, with its `minimal_with_context`.
+
+    All products are kept but those of attention, which is recomputed from queries, keys and values.
+
+    Args:
+        blocks, width, heads, head, hidden, vocabulary, length: as of `maxtext_decoder`; the output layer is its own.
+        theta: the longest wavelength of the rotary positions in tokens, divided by 2 pi.
+    """
+
+    def dense(x: Any, units: int, name: str) -> Any:
+        return layers.Dense(units, use_bias=False, kernel_initializer=initializer(), name=name)(x)
+
+    def block(x: Any, name: str) -> Any:
+        y = layers.RMSNormalization(name=f"{name}_attention_normalization")(x)
+        y = dense(y, 3 * heads * head, f"{name}_query_key_value")
+        y = recomputed(_Heads(heads, theta, name=f"{name}_attention"), [y], f"{name}_context")
+        x = layers.Add(name=f"{name}_attention_add")([x, dense(y, width, f"{name}_output")])
+        y = layers.RMSNormalization(name=f"{name}_normalization")(x)
+        gate = layers.Activation("silu", name=f"{name}_silu")(dense(y, hidden, f"{name}_gate"))
+        y = layers.Multiply(name=f"{name}_multiply")([gate, dense(y, hidden, f"{name}_up")])
+        return layers.Add(name=f"{name}_add")([x, dense(y, width, f"{name}_down")])
+
+    tokens = keras.Input((length,), dtype="int32")
+    x = layers.Embedding(vocabulary, width, embeddings_initializer=initializer(), name="tokens")(tokens)
+    for name in (f"block{index + 1}" for index in range(blocks)):
+        x = block(x, name)
+    logits = dense(layers.RMSNormalization(name="normalization")(x), vocabulary, "logits")
+    return keras.Model(tokens, layers.Activation("linear", dtype="float32")(logits))
 
 
 def resnext(blocks: Sequence[int] = (3, 4, 23, 3), groups: int = 32, width: int = 4, squeeze: int = 0) -> keras.Model:

@@ -30,6 +30,9 @@ from keras_mp.system.packages import installed
 
 _MEMORY_OF_A_COMPILER = 3 * 2**30
 _MOST_COMPILERS = 8
+# Published steps that are said to fit, and how many of these ran out of memory; the same of those that XLA compiled;
+# those that are said not to fit, and how many ran: docs/tables/predictions.md.
+OUTCOMES = ((104, 16), (39, 6), (10, 4))
 
 
 def advise(
@@ -51,28 +54,17 @@ def advise(
     attached; nothing runs. The precision is that in which training pays on the chip: bfloat16, or float16 where the
     chip has no bfloat16. Measures are tried in order of what they change:
 
-    1. What computes the same: weights that do not train, stored in 16 bits (`keras_mp.lean.narrow_frozen`: the same
-       bits); then lean layers (`keras_mp.lean.make_lean`: the same but for the order of sums).
-    2. What costs time: micro-batches (`keras_mp.loss_scaling.change_optimizer`), the same update of more and smaller
-       products, unless the loss divides by what masks or weights leave; remat by block, a third more operations, alone
-       and then with micro-batches. Of several chips, copies of the weights on each ("data") with any of these come
-       before "fully_sharded", which sends the weights in each step.
-    3. What trains another way, each with any of the above: the optimizer's states in 8 bits
-       (`keras_mp.loss_scaling.change_optimizer`); then also weights in bfloat16 without a float32 copy, whose updates
-       are rounded stochastically, where `build` is a function and the chip has bfloat16; then gradients released, and
-       at last, on JAX, the states in the host's memory (`keras_mp.LossScale.none`, `keras_mp.LossScaleOptimizer`).
+    1. What computes the same: frozen weights in 16 bits, then lean layers.
+    2. What costs time: micro-batches, remat by block, then both; of several chips, copies of the weights on each
+       ("data") with any of these come before "fully_sharded".
+    3. What trains another way, with any of the above: the optimizer's states in 8 bits; also weights in bfloat16, where
+       `build` is a function and the chip has bfloat16; gradients released; on JAX, the states in the host's memory.
 
     A set fits a GPU where it leaves a tenth of the memory to the runtime. Where none does, the set that needs the least
-    is named if the memory holds it, with a note.
-
-    Few sets are compiled: what is larger than the memory by its shapes alone is not, chips of one compute capability
-    share a compile where the step is well below the memory of both, and numbers of micro-batches are bisected. All
-    results are kept for later calls and runs, also those of a call that was interrupted.
-
-    A model of more than 24 equal blocks is extrapolated from the same model with 4 and with 8, where it can be built
-    with so many: by `build(blocks)`, or by `num_layers` in the config of a backbone or task of KerasHub. Others are
-    compiled whole. The compiler for GPUs saves memory near to the limit, so an extrapolated set whose temporary memory
-    misses by three tenths or less is compiled with all blocks, too.
+    is named if the memory holds it, with a note. What is larger than the memory by its shapes alone is not compiled,
+    and chips of one compute capability share a compile where the step is well below the memory of both. A model of more
+    than 24 equal blocks is extrapolated from the same with 4 and with 8, where it can be built so: by `build(blocks)`,
+    or by `num_layers` in the config of a backbone or task of KerasHub. All results are kept for later calls.
 
     Args:
         build: a function that builds and compiles a model; on JAX its variables get shapes and no values, so that a
@@ -308,9 +300,7 @@ def _room(report: CompileReport, place: Place, fits: bool | None) -> list[str]:
                 "with all of them the step may need less, and fewer measures may be enough."
             )
     elif fits and share > NEARLY_FULL:
-        notes.append(
-            f"It needs {share:.0%} of the memory, of which a GPU's runtime takes a part: expect that it does not fit."
-        )
+        notes.append(f"It needs {share:.0%} of the memory, of which a GPU's runtime takes a part: it may not fit.")
     return notes
 
 
@@ -335,20 +325,17 @@ def _notes_on(measures: Measures, step: Step, place: Place) -> list[str]:
 
 
 def _notes(rows: Mapping[Place, ChipAdvice]) -> list[str]:
+    (fit, out), (by_xla, out_by_xla), (over, ran) = OUTCOMES
     notes = [
         "Memory is the compiler's; nothing was run. A bound is the time at the chip's peak rates, which no kernel "
-        "reaches."
+        f"reaches. Of {fit} published steps that fit by such a compile, {out} ran out of memory, {out_by_xla} of the "
+        f"{by_xla} that XLA had compiled there; of {over} that do not fit, {ran} ran."
     ]
     titles: dict[str, list[str]] = {}
     for place, row in rows.items():
-        if row.time is not None:
-            titles.setdefault(score(place.chip), []).append(place.title)
+        if row.report is not None and row.report.time is not None:
+            titles.setdefault(score(place.chip, row.report.time), []).append(place.title)
     notes += [f"Time on {', '.join(names)}: {sentence}" for sentence, names in titles.items()]
-    if any(place.platform == "cuda" for place, row in rows.items() if row.measures is not None):
-        notes.append(
-            "GPUs of one compute capability share a compile where the step is well below the memory of both; they "
-            "differ by less than a hundredth."
-        )
     return notes
 
 

@@ -62,12 +62,12 @@ class ChipAdvice:
 
     @property
     def time(self) -> float | None:
-        """Of an update, all of its micro-batches, predicted, in seconds; None where nothing predicts it."""
+        """Of an update, all of its micro-batches, predicted, in seconds; None where no report gives it."""
         return None if self.report is None else self.time_of(self.report)
 
     def time_of(self, report: CompileReport) -> float | None:
         """That of the report, or of one of those that it is compared with."""
-        if report.time is None or self.measures is None:
+        if report.time is None or report.time.unscored or self.measures is None:
             return None
         return report.time.seconds * self.measures.micro_batches
 

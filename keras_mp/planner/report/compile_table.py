@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import RenderableType
 
 from keras_mp.planner.read.collectives import Collective
-from keras_mp.planner.read.matmuls import NOT_COMPILED, Matmul
+from keras_mp.planner.read.matmuls import Matmul
 from keras_mp.planner.read.memory import Memory
 from keras_mp.planner.report.compilation import Compilation
 from keras_mp.planner.report.suggestions import Advice, patterns
-from keras_mp.planner.time.step_time import score, spread_of
+from keras_mp.planner.time.step_time import interval_of, score
 from keras_mp.precision.chips import CHIPS
 from keras_mp.reporting.answer import MemoryBar, Sentence
 from keras_mp.reporting.table import ColumnTable
@@ -152,14 +152,13 @@ def _answered_time(report: Compilation) -> str:
     limit = f"{roofline.bound} is the limit, {_milliseconds(roofline.seconds)} or more at the chip's peak rates."
     if time is None:
         return limit
-    predicted, spread = _milliseconds(time.seconds), spread_of(CHIPS[report.target])
-    if spread is None:
-        return f"{predicted} a step, predicted; {limit}"
-    ends = dict.fromkeys(f"{time.seconds * share * 1e3:.3g}" for share in (spread.least, spread.most))
-    those = "published runs that XLA compiled" if spread.runs > 1 else "one published run that XLA compiled"
+    if time.unscored:
+        return f"none is given: {time.unscored}; {limit}"
+    _, interval = interval_of(CHIPS[report.target], time)
+    least, most = (f"{time.seconds * end * 1e3:.3g}" for end in (interval.least, interval.most))
     return (
-        f"expect {' to '.join(ends)} ms a step (predicted: {predicted}; {those} took {spread.words} times their "
-        f"prediction); {limit}"
+        f"expect {least} to {most} ms a step, in nine of ten cases (predicted: {_milliseconds(time.seconds)}; range of "
+        f"{interval.runs} published runs); {limit}"
     )
 
 
@@ -439,10 +438,11 @@ def _time(report: Compilation) -> str:
     if time is None:
         return ""
     sent = f", collectives beside which nothing runs {_milliseconds(time.uncovered)}" if report.devices > 1 else ""
-    return (
+    parts = (
         f"Predicted time of a step: {_milliseconds(time.seconds)} (products {_milliseconds(time.products)}, other "
-        f"kernels {_milliseconds(time.other)}{sent}). {score(CHIPS[report.target])}"
+        f"kernels {_milliseconds(time.other)}{sent}). "
     )
+    return ("" if time.unscored else parts) + score(CHIPS[report.target], time)
 
 
 def _speed(report: Compilation) -> str:
@@ -471,13 +471,6 @@ def _link_time(report: Compilation) -> str:
 def sizes(matmul: Matmul) -> str:
     """The sizes of a product, and how often a step runs it."""
     return " x ".join(map(str, matmul.sizes)) + (f" ({matmul.repeats} times)" if matmul.repeats > 1 else "")
-
-
-def compiled_as(matmul: Matmul) -> str:
-    """What a product was compiled to, and what became of it."""
-    if matmul.note == NOT_COMPILED:
-        return NOT_COMPILED
-    return short(matmul.compiled) + (f" ({matmul.note})" if matmul.note else "")
 
 
 def short(dtypes: tuple[str, ...]) -> str:

@@ -3,7 +3,7 @@
 The constants of a chip's generation are fitted by `benchmarks/planner/fit_efficiency.py` to published measurements of
 matrix products, of convolutions, of memory bandwidth and of collectives, which are listed with their sources in
 `benchmarks/planner/efficiency_tables.json`. No training step is among them; how far published steps were from their
-predicted time is below.
+predicted time is in `intervals.json`.
 """
 
 from __future__ import annotations
@@ -78,11 +78,6 @@ class Links(NamedTuple):
 
 # By the vendor of the chip; other links run at their peak: there is no table of theirs.
 LINKS: Mapping[str, Links] = MappingProxyType({"nvidia": Links(0.766, 3.72e-05)})
-
-# How many of the cycles that libtpu estimates pass in a second: of v6e and v7x by the tables, of which libtpu compiled
-# the products; of v5e, for which there is none, 197 TFLOP/s over 4 matrix units of 128 x 128.
-CYCLES_A_SECOND: Mapping[str, float] = MappingProxyType({"v5e": 1.5e9, "v6e": 2.24e9, "v7x": 2.16e9})
-
 
 # The side of a TPU's matrix unit: `mxu_column_size` of jax/_src/pallas/mosaic/tpu_info.py, of v6e also Google's page of
 # the chip. To it all sizes of a product are padded: github.com/jax-ml/scaling-book, tpus.md.
@@ -177,15 +172,20 @@ class StepTime:
         other: all other kernels.
         uncovered: collectives, as far as no kernel runs beside them in the compiled order.
         kernels: the number of kernels that a step starts.
-        cycles: the whole step, in seconds, if each kernel takes the cycles that a TPU's compiler estimates for it; 0
-            where it gives none, or no table says how many pass in a second.
+        unscored: the reason for which reports give no time; "" where they give one.
     """
 
     products: float
     other: float
     uncovered: float
     kernels: float
-    cycles: float = 0.0
+    unscored: str = ""
+
+    @property
+    def dominant(self) -> str:
+        """What takes the most of it: "products", "other kernels" or "collectives"."""
+        parts = {"products": self.products, "other kernels": self.other, "collectives": self.uncovered}
+        return max(parts, key=parts.__getitem__)
 
     @property
     def seconds(self) -> float:
@@ -219,20 +219,36 @@ def step_time(
     steps = {kernel.name: chains(module, kernel) for kernel, _ in module.kernels()} if wires else {}
     clock = _Clock(module, chip, efficiency or EFFICIENCIES[generation_of(chip)], wires, steps, kernels)
     clock.run(module.entry, 1)
-    in_cycles = 0.0
-    if chip.name in CYCLES_A_SECOND and any(kernel.cycles for kernel, _ in module.kernels()):
-        by_cycles = _Clock(module, chip, clock.efficiency, wires, steps, kernels, CYCLES_A_SECOND[chip.name])
-        by_cycles.run(module.entry, 1)
-        in_cycles = by_cycles.now
-    return StepTime(clock.products, clock.other, clock.uncovered, clock.kernels, in_cycles)
+    unscored = _unscored(matmuls, module, chip)
+    return StepTime(clock.products, clock.other, clock.uncovered, clock.kernels, unscored)
+
+
+_GROUPED = re.compile(r"(feature|batch)_group_count=(?!1\b)\d")
+_MANY = 0.05  # of all bytes: what grouped convolutions move where their time counts
+
+
+def _unscored(matmuls: Sequence[Matmul], module: Module, chip: Chip) -> str:
+    """Says which kernels of a step no published table has, so that its time is off by an unknown factor."""
+    if chip.vendor == "nvidia" and any(set(matmul.compiled) == {"int8"} for matmul in matmuls):
+        return "it has products of INT8, of which no run on a GPU was compared with its prediction (openxla/xla#40680)"
+    convolving = {matmul.runs for matmul in matmuls if matmul.kind == "convolution"}
+    kernels = list(module.kernels(one_branch=True))
+    grouped = {
+        kernel.name
+        for kernel, _ in kernels
+        if kernel.name in convolving and any(_GROUPED.search(inner.attributes) for inner in module.inside(kernel))
+    }
+    if not grouped:
+        return ""
+    moved = {kernel.name: moved_bytes(kernel, module) * repeats for kernel, repeats in kernels}
+    if sum(moved[name] for name in grouped) < _MANY * sum(moved.values()):
+        return ""
+    return f"it has {len(grouped)} kernels of grouped convolutions, whose published steps took 1.1 to 2.6 times as long"
 
 
 @dataclass
 class _Clock:
-    """Runs a module in its compiled order, and keeps the time.
-
-    With `rate`, a kernel takes the cycles that its compiler estimates, at this many in a second.
-    """
+    """Runs a module in its compiled order, and keeps the time."""
 
     module: Module
     chip: Chip
@@ -240,7 +256,6 @@ class _Clock:
     wires: Mapping[str, int]
     steps: Mapping[str, set[str]]
     matmuls: Mapping[str, list[Matmul]]
-    rate: float = 0.0
     products: float = 0.0
     other: float = 0.0
     uncovered: float = 0.0
@@ -323,9 +338,7 @@ class _Clock:
             sum(seconds(matmul, self.chip) for matmul in matmuls) / repeats,
             moved / (self.chip.bandwidth / self.chip.devices),
         )
-        if self.rate and kernel.cycles:
-            took = kernel.cycles / self.rate
-        elif matmuls:
+        if matmuls:
             computing = sum(self._computing(matmul, kernel) for matmul in matmuls) / repeats
             took = product_seconds(computing, moved, self.chip, self.efficiency)
         else:
@@ -351,42 +364,49 @@ def _bits(dtypes: Sequence[str]) -> int:
     return max(next((bits for name, bits in _BITS.items() if dtype.startswith(name)), 32) for dtype in dtypes)
 
 
-class Spread(NamedTuple):
-    """Published runs that XLA compiled, on a chip or a generation: how many, and their time by the predicted one."""
+class Interval(NamedTuple):
+    """A range of the time by the predicted one, of published runs of a class that XLA compiled.
 
-    runs: int
+    Nine of ten runs that are like them are in it: it is a conformal interval, around the median.
+
+    Args:
+        least, most: its ends.
+        runs, sources: the number of the runs, and that of the repositories that published them.
+        held: how many of the runs are in the interval that the other sources give.
+    """
+
     least: float
     most: float
-
-    @property
-    def words(self) -> str:
-        """How long they took, as a share of the predicted time."""
-        return f"{self.least:.2f} to {self.most:.2f}" if self.runs > 1 else f"{self.least:.2f}"
+    runs: int
+    sources: int
+    held: int
 
 
-# By chip, and by generation for the chips without a run, of the runs that XLA compiled:
-# `python benchmarks/planner/predictions.py` writes the file.
-_TABLE = json.loads(Path(__file__).with_name("spreads.json").read_text())
-SPREADS: Mapping[str, Spread] = MappingProxyType({name: Spread(*figures) for name, figures in _TABLE.items()})
+# `python benchmarks/planner/intervals.py` writes the file, from the published runs of benchmarks/planner.
+_TABLE = json.loads(Path(__file__).with_name("intervals.json").read_text())
+INTERVALS: Mapping[str, Interval] = MappingProxyType({name: Interval(*figures) for name, figures in _TABLE.items()})
 
 
-def scored_as(chip: Chip) -> tuple[str, ...]:
-    """The keys in `SPREADS`: the chip's own, and a GPU's generation; each TPU is a generation of its own."""
-    return (chip.name,) if chip.vendor == "google" else (chip.name, generation_of(chip))
+def classes(chip: Chip, dominant: str) -> tuple[str, ...]:
+    """The classes of a step by chip and by what takes most of its time, from the narrowest to the widest."""
+    tpu = chip.vendor == "google"
+    ours = chip.title if tpu else f"GPUs of compute capability {generation_of(chip)}"
+    wider = "TPUs" if tpu else "NVIDIA's GPUs"
+    return f"{ours}, mostly {dominant}", ours, f"{wider}, mostly {dominant}", wider
 
 
-def spread_of(chip: Chip) -> Spread | None:
-    """Published runs that XLA compiled on this chip, or else its generation; None where there is none."""
-    return next((SPREADS[key] for key in scored_as(chip) if key in SPREADS), None)
+def interval_of(chip: Chip, time: StepTime) -> tuple[str, Interval]:
+    """The narrowest class of a step that has an interval, and the interval."""
+    return next((name, INTERVALS[name]) for name in classes(chip, time.dominant) if name in INTERVALS)
 
 
-def score(chip: Chip) -> str:
-    """How far published runs that XLA compiled, on this chip or else its generation, were from their predicted time."""
-    key = next((key for key in scored_as(chip) if key in SPREADS), None)
-    if key is None:
-        return "No published run that XLA compiled for a chip of this generation was compared with its prediction."
-    spread = SPREADS[key]
-    which = "this chip" if key == chip.name else "chips of this generation"
-    if spread.runs == 1:
-        return f"One published run that XLA compiled for {which}, it took {spread.words} of the predicted time."
-    return f"{spread.runs} published runs that XLA compiled for {which} took {spread.words} of the predicted time."
+def score(chip: Chip, time: StepTime) -> str:
+    """How far published steps like this one were from their predicted time; the reason, where no time is given."""
+    if time.unscored:
+        return f"No time is given: {time.unscored}."
+    name, of = interval_of(chip, time)
+    return (
+        f"Nine of ten steps like the {of.runs} published ones that XLA compiled ({name}) take {of.least:.2f} to "
+        f"{of.most:.2f} times their prediction. Of the {of.runs}, from {of.sources} sources, {of.held} are in the "
+        "range that the other sources give."
+    )

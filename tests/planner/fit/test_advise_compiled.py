@@ -44,7 +44,7 @@ def without_code(report):
     memory = values["memory"]
     if values["target"] == "v5e":  # which has the program in the same memory
         memory["peak"] -= memory["code"]
-        for estimated in (values["roofline"], values["time"], *values["matmuls"]):
+        for estimated in (values["roofline"], *values["matmuls"]):
             estimated["cycles"] = 0
     memory["code"] = 0
     return {name: value for name, value in values.items() if name not in ("seconds", "log", "notes")}
@@ -63,8 +63,7 @@ def test_each_kind_of_chip_and_inspect_agrees():
     assert report.compiles == 2
     notes = " ".join(report.notes)
     for chip, title in (("h100", "H100 SXM5"), ("v5e", "TPU v5e")):
-        assert "published runs that XLA compiled for this chip" in score(chips.CHIPS[chip])
-        assert f"Time on {title}: {score(chips.CHIPS[chip])}" in notes
+        assert f"Time on {title}: {score(chips.CHIPS[chip], report[chip].report.time)}" in notes
     keras.config.set_dtype_policy("float32")
     again = keras_mp.advise(build, batch(16), CHIPS)
     assert again.compiles == again.kept == 2
