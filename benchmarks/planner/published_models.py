@@ -94,7 +94,7 @@ def maxtext_llama(
     All products are kept but those of attention, which is recomputed from queries, keys and values.
 
     Args:
-        blocks, width, heads, head, hidden, vocabulary, length: as of `maxtext_decoder`; the output layer is its own.
+        blocks, width, heads, head, hidden, vocabulary, length: the sizes, as of `maxtext_decoder`.
         theta: the longest wavelength of the rotary positions in tokens, divided by 2 pi.
     """
 

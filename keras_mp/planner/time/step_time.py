@@ -370,9 +370,9 @@ class Interval(NamedTuple):
     Nine of ten runs that are like them are in it: it is a conformal interval, around the median.
 
     Args:
-        least, most: its ends.
-        runs, sources: the number of the runs, and that of the repositories that published them.
-        held: how many of the runs are in the interval that the other sources give.
+        least, most: the ends of the interval.
+        runs, sources: the number of runs, and that of the repositories that published them.
+        held: the number of runs that are in the interval which the other sources give.
     """
 
     least: float
