@@ -193,7 +193,7 @@ class _Search:
         closed = assignment.closed if assignment.units else frozenset()
         key = (assignment.base, frozenset(assignment.units.items()), assignment.fp8, closed)
         if key not in self._known:
-            self.tell(f"a mix with {len(assignment.units)} of {len(self.units)} layers restored")
+            self.tell(f"a mix with {len(assignment.units)} of {len(self.units)} layers in a higher precision")
             self._known[key] = self.judge.errors(assignment)
             self.tell("", 1)
         return self._known[key]
