@@ -29,7 +29,6 @@ class ChunkedCrossEntropy(keras.losses.Loss):
     vocabulary, unless their weight is 0; see `keras_mp.lean.cross_entropy.chunked_cross_entropy`.
 
     Args:
-        label_smoothing: a number from 0 to 1: this share of each target is spread over the vocabulary.
         ignore_class: a class whose targets do not count; None for none.
         rows: the number of rows of a chunk; by default as many as make 2^26 logits. It need not divide the number of
             targets.
@@ -50,7 +49,6 @@ class ChunkedCrossEntropy(keras.losses.Loss):
 
     def __init__(
         self,
-        label_smoothing: float = 0.0,
         ignore_class: int | None = None,
         rows: int | None = None,
         reduction: str = "sum_over_batch_size",
@@ -60,11 +58,9 @@ class ChunkedCrossEntropy(keras.losses.Loss):
         super().__init__(name=name, reduction=reduction, dtype=dtype)
         if reduction not in self.REDUCTIONS:
             raise ValueError(f"reduction is one of {', '.join(self.REDUCTIONS)}, got {reduction!r}")
-        if not 0 <= label_smoothing <= 1:
-            raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing!r}")
         if rows is not None:
             whole_number("rows", rows)
-        self.label_smoothing, self.ignore_class, self.rows = label_smoothing, ignore_class, rows
+        self.ignore_class, self.rows = ignore_class, rows
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         # The identity as a kernel would cost a product: the logits are there, so the gradient of logits is all.
@@ -73,10 +69,7 @@ class ChunkedCrossEntropy(keras.losses.Loss):
         log_sum = keras.ops.logsumexp(logits, axis=-1)
         one_hot = keras.ops.arange(logits.shape[-1], dtype="int32") == keras.ops.expand_dims(targets, -1)
         at_target = keras.ops.sum(keras.ops.where(one_hot, logits, 0.0), axis=-1)
-        smooth = self.label_smoothing
-        losses = log_sum - (1.0 - smooth) * at_target
-        if smooth:
-            losses = losses - smooth * keras.ops.mean(logits, axis=-1)
+        losses = log_sum - at_target
         outside = backend.loss_outside(keras.ops.where(weights == 0, 0, targets), logits.shape[-1])
         losses = keras.ops.where(keras.ops.any(one_hot, axis=-1), losses, outside)
         return self._reduced(keras.ops.sum(keras.ops.where(weights == 0, 0.0, losses * weights)), divisor)
@@ -98,17 +91,14 @@ class ChunkedCrossEntropy(keras.losses.Loss):
             A float32 number; with_rows=True as `chunked_cross_entropy`.
         """
         targets, weights, divisor = self._weighted(y_true, tuple(features.shape), sample_weight, mask)
-        total = chunked_cross_entropy(
-            features, kernel, targets, weights, label_smoothing=self.label_smoothing, rows=self.rows, **arguments
-        )
+        total = chunked_cross_entropy(features, kernel, targets, weights, rows=self.rows, **arguments)
         if arguments.get("with_rows"):
             total, rows = total
             return self._reduced(total, divisor), rows
         return self._reduced(total, divisor)
 
     def get_config(self) -> Config:
-        own = {"label_smoothing": self.label_smoothing, "ignore_class": self.ignore_class, "rows": self.rows}
-        return {**super().get_config(), **own}
+        return {**super().get_config(), "ignore_class": self.ignore_class, "rows": self.rows}
 
     def _weighted(self, y_true: Any, shape: tuple, sample_weight: Any, mask: Any) -> tuple[Any, Any, Any]:
         """Targets, the weight of each, and what their sum is divided by."""

@@ -25,7 +25,6 @@ def chunked_cross_entropy(
     weights: Any = None,
     *,
     bias: Any = None,
-    label_smoothing: float = 0.0,
     rows: int | None = None,
     vocabulary_first: bool = False,
     gradient: bool = True,
@@ -34,10 +33,9 @@ def chunked_cross_entropy(
     """Sums the cross-entropy of the rows of `features . kernel + bias`, which is made and dropped in chunks of rows.
 
         z = features . kernel + bias                         float32 sums of operands in the features' dtype
-        y = (1 - s) onehot(target) + s / vocabulary          s = label_smoothing
-        loss = sum(weight (log(sum(exp(z))) - sum(y z)))     float32
+        loss = sum(weight (log(sum(exp(z))) - z[target]))    float32
 
-        gradient of z = weight (softmax(z) - y)              rounded to the features' dtype
+        gradient of z = weight (softmax(z) - onehot(target)) rounded to the features' dtype
         gradient of features = (gradient of z) . kernel^T
         gradient of kernel = features^T . (gradient of z)    added up in float32
 
@@ -51,7 +49,6 @@ def chunked_cross_entropy(
             loss: on JAX its loss and gradients are 0; on TensorFlow they are NaN, or outside XLA, on a CPU, an error.
         weights: floats of the shape of targets, 1 by default; they get no gradient. A row of weight 0 is not there.
         bias: floats, shape `(vocabulary,)`.
-        label_smoothing: a number from 0 to 1: this share of each target is spread over the vocabulary.
         rows: the number of rows of a chunk; by default as many as make 2^26 logits. It need not divide the number of
             rows.
         vocabulary_first: whether the kernel has the shape `(vocabulary, width)`, as an embedding has.
@@ -62,20 +59,17 @@ def chunked_cross_entropy(
         A float32 number. With with_rows, that number and `Rows(hits, losses)`, which have no gradients.
 
     Raises:
-        ValueError: If shapes do not fit, label_smoothing is outside 0 to 1, or rows is below 1.
-
-    References:
-        Szegedy et al., "Rethinking the Inception Architecture", 2016 (arXiv:1512.00567), section 7: label smoothing.
+        ValueError: If shapes do not fit, or rows is below 1.
     """
     features, kernel, targets = map(backend.as_tensor, (features, kernel, targets))
     width, vocabulary = reversed(kernel.shape) if vocabulary_first else kernel.shape
-    _check(features, width, targets, weights, bias, vocabulary, label_smoothing, rows)
+    _check(features, width, targets, weights, bias, vocabulary, rows)
     features = keras.ops.reshape(features, (-1, width))
     given_targets, targets = targets, keras.ops.cast(keras.ops.reshape(targets, (-1,)), "int32")
     weights = _weights(weights, targets)
     bias = None if bias is None else backend.as_tensor(bias)
     rows = rows or _rows_of_chunk(vocabulary)
-    options = _Options(vocabulary, vocabulary_first, label_smoothing, features.dtype, gradient, with_rows)
+    options = _Options(vocabulary, vocabulary_first, features.dtype, gradient, with_rows)
     shape = keras.ops.shape(given_targets)
 
     # Targets and weights as arguments: JAX cannot recompute a function with a gradient that finds them around it.
@@ -154,7 +148,7 @@ class Rows(NamedTuple):
 
     Attributes:
         hits: 1.0 where the largest logit is the target's, and 0.0 elsewhere.
-        losses: the cross-entropy, without label smoothing and weights.
+        losses: the cross-entropy, without weights.
     """
 
     hits: Any
@@ -171,7 +165,6 @@ class _Options(NamedTuple):
     Attributes:
         vocabulary: the number of words.
         vocabulary_first: whether the kernel has the shape `(vocabulary, width)`.
-        smoothing: the smoothing of the labels.
         features_dtype: the dtype of the features.
         gradient: whether there is a backward pass.
         with_rows: whether each row's `Rows` are wanted.
@@ -179,7 +172,6 @@ class _Options(NamedTuple):
 
     vocabulary: int
     vocabulary_first: bool
-    smoothing: float
     features_dtype: Any
     gradient: bool
     with_rows: bool
@@ -219,7 +211,7 @@ def _step(
     # The scopes tell `inspect` the role of each product: no name of a backward pass would.
     with keras.name_scope("keras_mp.forward"):
         logits = product_float32(f"rw,{labels}->rv", rows, kernel)
-    settings = options.smoothing, options.shift, options.dtype, options.with_rows
+    settings = options.shift, options.dtype, options.with_rows
     loss, to_logits, to_bias, *of_rows = _loss(logits, targets, weights, largest, outside, bias, *settings)
     if not options.gradient:
         return [carry[0] + loss], of_rows
@@ -264,7 +256,6 @@ def _loss(
     largest: Any,
     outside: Any,
     bias: Any,
-    smoothing: float,
     shift: float,
     dtype: str,
     with_rows: bool,
@@ -280,19 +271,14 @@ def _loss(
     inside = keras.ops.logical_and(targets >= 0, targets < vocabulary)
     # Differences to the largest logit, as in the sum: the logits themselves may be so large that they cancel badly.
     at_target = keras.ops.sum(keras.ops.where(one_hot, logits - peak, 0.0), axis=-1)
+    losses = keras.ops.where(inside, keras.ops.log(total[:, 0]) - at_target, outside)
     of_rows = []
     if with_rows:
         hits = keras.ops.cast(keras.ops.argmax(logits, axis=-1), "int32") == targets
-        losses = keras.ops.log(total[:, 0]) - at_target
-        of_rows = [keras.ops.cast(hits, "float32"), keras.ops.where(inside, losses, outside)]
-    losses = keras.ops.log(total[:, 0]) - (1.0 - smoothing) * at_target
-    expected = keras.ops.cast(one_hot, "float32") * (1.0 - smoothing)
-    if smoothing:
-        losses = losses - smoothing * keras.ops.mean(logits - peak, axis=-1)
-        expected = expected + smoothing / vocabulary
-    losses = keras.ops.where(weights == 0, 0.0, keras.ops.where(inside, losses, outside) * weights)
+        of_rows = [keras.ops.cast(hits, "float32"), losses]
+    losses = keras.ops.where(weights == 0, 0.0, losses * weights)
     factors = keras.ops.where(inside, weights / largest * shift, outside)
-    to_logits = (exponentials / total - expected) * factors[:, None]
+    to_logits = (exponentials / total - keras.ops.cast(one_hot, "float32")) * factors[:, None]
     to_logits = keras.ops.where(weights[:, None] == 0, 0.0, to_logits)
     return keras.ops.sum(losses), keras.ops.cast(to_logits, dtype), keras.ops.sum(to_logits, axis=0), *of_rows
 
@@ -304,9 +290,7 @@ def _weights(weights: Any, targets: Any) -> Any:
     return keras.ops.reshape(weights, (-1,))
 
 
-def _check(
-    features: Any, width: int, targets: Any, weights: Any, bias: Any, vocabulary: int, smoothing: float, rows: Any
-) -> None:
+def _check(features: Any, width: int, targets: Any, weights: Any, bias: Any, vocabulary: int, rows: Any) -> None:
     if features.shape[-1] != width:
         raise ValueError(f"features must have the kernel's width {width} last, got the shape {tuple(features.shape)}")
     for name, given in (("targets", targets), ("weights", weights)):
@@ -318,7 +302,5 @@ def _check(
             raise ValueError(f"{name} must have the shape of features without the last axis, {wanted}, got {shape}")
     if bias is not None and tuple(bias.shape) != (vocabulary,):
         raise ValueError(f"bias must have the shape ({vocabulary},), got {tuple(bias.shape)}")
-    if not 0 <= smoothing <= 1:
-        raise ValueError(f"label_smoothing must be from 0 to 1, got {smoothing!r}")
     if rows is not None:
         whole_number("rows", rows)

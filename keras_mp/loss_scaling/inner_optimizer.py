@@ -195,7 +195,6 @@ class Update(NamedTuple):
 
     Attributes:
         seed: The seed of stochastic rounding.
-        weights: the rounding of bfloat16 weights, "stochastic" or "nearest".
         releases: Whether each weight is checked, clipped and updated by itself.
         last_norm: The variable with the global norm of the step before, where `global_clipnorm` is to read it.
         first: the number of the optimizer's first weight.
@@ -203,7 +202,6 @@ class Update(NamedTuple):
     """
 
     seed: int
-    weights: str
     releases: bool = False
     last_norm: Any = None
     first: int = 0
@@ -227,7 +225,7 @@ def update_step(
     weight = variable
     if is_narrow(variable):
         place = leaf._get_variable_index(variable)
-        weight = WideWeight(leaf._trainable_variables[place], variable, how.first + place, how.weights)
+        weight = WideWeight(leaf._trainable_variables[place], variable, how.first + place)
         open_slots.append(weight)
 
     def update(gradient: Any, finite: Any = None, written: list[Any] | None = None) -> None:

@@ -86,7 +86,6 @@ class LossScale(AnyLossScale):
                             scale = min(scale * growth_factor, max_scale)
                             clean_steps = 0
                             hysteresis_left = hysteresis
-                        if refill_on_clean: hysteresis_left = hysteresis
 
     a step overflows:   skip the step
                         clean_steps = 0, consecutive_skips += 1, skipped_steps += 1
@@ -103,7 +102,6 @@ class LossScale(AnyLossScale):
         max_scale: the largest scale.
         hysteresis: the number of overflows that lower the scale for the first time since the last growth; as in
             Megatron-LM. 1 lowers it at once.
-        refill_on_clean: whether the overflows of the hysteresis are counted in a row, instead of since the last growth.
 
     Raises:
         ValueError: If a setting is out of its range.
@@ -127,7 +125,6 @@ class LossScale(AnyLossScale):
     min_scale: float = 1.0
     max_scale: float = 2.0**24
     hysteresis: int = 1
-    refill_on_clean: bool = False
 
     def __post_init__(self) -> None:
         for name in ("initial_scale", "min_scale", "max_scale"):
@@ -147,8 +144,6 @@ class LossScale(AnyLossScale):
         _check_number("backoff_factor", self.backoff_factor, in_between, "between 0 and 1, both excluded")
         for name in ("growth_interval", "hysteresis"):
             whole_number(name, getattr(self, name), unit="steps")
-        if not isinstance(self.refill_on_clean, bool):
-            raise ValueError(f"refill_on_clean={self.refill_on_clean!r} must be True or False")
         for name in ("initial_scale", "growth_factor", "backoff_factor", "min_scale", "max_scale"):
             _warn_unless_power_of_two(name, getattr(self, name))
 
@@ -164,7 +159,7 @@ class LossScale(AnyLossScale):
         return counted._replace(
             scale=_choose(grows, grown, state.scale),
             clean_steps=_choose(grows, 0, clean),
-            hysteresis_left=_choose(grows | self.refill_on_clean, self.hysteresis, state.hysteresis_left),
+            hysteresis_left=_choose(grows, self.hysteresis, state.hysteresis_left),
         )
 
     def _after_overflow(self, state: LossScaleState) -> LossScaleState:

@@ -23,7 +23,6 @@ from keras_mp.loss_scaling.loss_scale import (
 from keras_mp.loss_scaling.state_slot import (
     check_state_dtype,
     check_state_memory,
-    check_weight_rounding,
     check_weights,
 )
 from keras_mp.rebuild.optimizers import leaves
@@ -69,9 +68,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         state_memory: the place of those slots: "device"; or, on JAX, "host": in pinned memory of the host, from where
             the slots of a weight are fetched when its gradient is there, and written back. Needs
             `LossScale.none(release_gradients=True)`. Slots of fewer values stay on the device.
-        weight_rounding: the rounding of weights in bfloat16, whose update is computed in float32: "stochastic" or
-            "nearest". float32 weights are not rounded.
-        rounding_seed: the seed of the stochastic rounding, an int.
+        rounding_seed: the seed of the stochastic rounding, of slots and of weights in bfloat16, an int.
         **settings: the arguments of `LossScale`; `dynamic_growth_steps` is Keras's name for `growth_interval`.
 
     Raises:
@@ -99,13 +96,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         name: str | None = None,
         state_dtype: str = "float32",
         state_memory: str = "device",
-        weight_rounding: str = "stochastic",
         rounding_seed: int = 0,
         **settings: Any,
     ) -> None:
         inner.check_unscaled("inner_optimizer", inner_optimizer)
         check_state_dtype(state_dtype)
-        check_weight_rounding(weight_rounding)
         inner_build.check_state_dtype_of_built(inner_optimizer, state_dtype, state_memory)
         loss_scale, unknown = _loss_scale_from(loss_scale, settings)
         check_state_memory(state_memory, loss_scale.release_gradients)
@@ -116,8 +111,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         super().__init__(inner_optimizer, float(start.scale), growth_interval, name=name, **unknown)
         self.loss_scale = loss_scale
         self.measures_gradients = False
-        self.weight_rounding, self.state_memory = weight_rounding, state_memory
-        self.state_dtype, self.rounding_seed = state_dtype, whole_number("rounding_seed", rounding_seed, 0)
+        self.state_dtype, self.state_memory = state_dtype, state_memory
+        self.rounding_seed = whole_number("rounding_seed", rounding_seed, 0)
         with keras.name_scope(self.name):
             self.dynamic_scale = _scalar("dynamic_scale", start.scale, "float32")
             self.step_counter = _scalar("step_counter", start.clean_steps, "int")
@@ -347,8 +342,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             config["state_dtype"] = self.state_dtype
         if self.state_memory != "device":
             config["state_memory"] = self.state_memory
-        if self.weight_rounding != "stochastic":
-            config["weight_rounding"] = self.weight_rounding
         if self.rounding_seed:
             config["rounding_seed"] = self.rounding_seed
         if not isinstance(self.loss_scale, LossScale):
@@ -432,7 +425,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             self._gradient_underflow.assign(gradients.share_below(_SMALLEST_NORMAL_FLOAT16, grads, variables))
         clips = self.loss_scale.clip_by_last_norm
         norm = gradients.finite_norm(grads, variables) if clips or self.measures_gradients else None
-        how = inner.Update(self.rounding_seed, self.weight_rounding, True, self._gradient_norm)
+        how = inner.Update(self.rounding_seed, True, self._gradient_norm)
         inner.apply(self.inner_optimizer, grads, variables, self._changing, how)
         if norm is not None:  # the sum of the squares of finite gradients may be infinite
             self._gradient_norm.assign(ops.where(ops.isfinite(norm), norm, ops.convert_to_tensor(self._gradient_norm)))
@@ -491,7 +484,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         grads = gradients.sum_over_replicas(grads, variables)
         if self.measures_gradients:
             self._gradient_norm.assign(gradients.norm(grads, variables))
-        how = inner.Update(self.rounding_seed, self.weight_rounding)
+        how = inner.Update(self.rounding_seed)
         inner.apply(self.inner_optimizer, grads, variables, self._changing, how)
 
 

@@ -298,17 +298,6 @@ def updating(
 
 # A bfloat16 weight whose update is computed in float32 and rounded once, so that small updates are not lost.
 
-WEIGHT_ROUNDINGS = ("stochastic", "nearest")
-
-
-def check_weight_rounding(weight_rounding: Any) -> None:
-    """Checks the name of a rounding.
-
-    Raises:
-        ValueError: If it is not one of the two.
-    """
-    one_of("weight_rounding", weight_rounding, WEIGHT_ROUNDINGS)
-
 
 def check_weights(variables: Iterable[keras.Variable]) -> None:
     """Checks that no weight is stored in float16.
@@ -339,14 +328,11 @@ class WideWeight(StateSlot):
         variable: the Keras variable.
         values: the thing that is read and assigned to: the variable, or on TensorFlow the replica's own.
         index: a number that tells its random bits from those of other weights and slots.
-        rounding: "stochastic" or "nearest".
     """
 
-    def __init__(
-        self, variable: keras.Variable, values: Any = None, index: int = 0, rounding: str = "stochastic"
-    ) -> None:
+    def __init__(self, variable: keras.Variable, values: Any = None, index: int = 0) -> None:
         super().__init__(variable if values is None else values, None, "bfloat16", False, index)
-        self.variable, self.rounding = variable, rounding
+        self.variable = variable
 
     @property
     def name(self) -> str:
@@ -367,13 +353,6 @@ class WideWeight(StateSlot):
         if self._is_open:
             self._working = read
         return read
-
-    def _round(self, seed: int, step: Any, finite: Any) -> list[Any]:
-        if self.rounding == "stochastic":
-            return super()._round(seed, step, finite)
-        if self._is_changed:
-            self._store(self._working, None, finite)
-        return []
 
     def __getattr__(self, name: str) -> Any:
         if name == "variable":

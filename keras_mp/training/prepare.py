@@ -414,8 +414,7 @@ def _optimizer(prepared: keras.Model) -> str:
         place = " on the host" if optimizer.state_memory == "host" else ""
         return f"{name}, states in {states}{place}, gradients released"
     if any(map(is_narrow, prepared.trainable_variables)):
-        rounding = "stochastically" if optimizer.weight_rounding == "stochastic" else "to nearest"
-        step, more = f"bfloat16 weights rounded {rounding}", ", updated in float32"
+        step, more = "bfloat16 weights rounded stochastically", ", updated in float32"
     elif isinstance(optimizer.loss_scale, NoLossScale):
         step, more = "loss not scaled", "; wrapped, so that its update is that of float16"
     else:

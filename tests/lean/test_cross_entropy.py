@@ -10,12 +10,12 @@ import keras_mp
 from keras_mp.lean.cross_entropy import chunked_cross_entropy
 
 
-def expected(features, kernel, bias, targets, weights, smoothing):
+def expected(features, kernel, bias, targets, weights):
     f, k, b = (each.astype("float64") for each in (features, kernel, bias))
     logits = f @ k + b
     largest = logits.max(-1, keepdims=True)
     log_sum = np.log(np.exp(logits - largest).sum(-1, keepdims=True)) + largest
-    wanted = (1 - smoothing) * (np.arange(len(b)) == targets[:, None]) + smoothing / len(b)
+    wanted = np.arange(len(b)) == targets[:, None]
     losses = (wanted * (log_sum - logits)).sum(-1)
     to_logits = weights[:, None] * (np.exp(logits - log_sum) - wanted)
     return (weights * losses).sum(), to_logits @ k.T, f.T @ to_logits, to_logits.sum(0)
@@ -28,13 +28,11 @@ def draw(rows, width, vocabulary, size=1.0):
     return [each.astype("float32") for each in arrays], generator.integers(0, vocabulary, rows), weights
 
 
-def check(arrays, targets, weights, mode="eager", smoothing=0.0, tolerance=1e-5, **arguments):
+def check(arrays, targets, weights, mode="eager", tolerance=1e-5, **arguments):
     def function(features, kernel, bias):
-        return chunked_cross_entropy(
-            features, kernel, targets, weights, bias=bias, label_smoothing=smoothing, **arguments
-        )
+        return chunked_cross_entropy(features, kernel, targets, weights, bias=bias, **arguments)
 
-    right = expected(*arrays, targets, weights, smoothing)
+    right = expected(*arrays, targets, weights)
     found = value_and_gradients(function, arrays, mode)
     for ours, exact in zip(found, right, strict=True):
         np.testing.assert_allclose(ours, exact, rtol=tolerance, atol=tolerance * np.abs(exact).max())
@@ -45,13 +43,13 @@ def check(arrays, targets, weights, mode="eager", smoothing=0.0, tolerance=1e-5,
     [("jit", None), ("eager", 36), (MODES[-2], 37), pytest.param("jit", 5, marks=pytest.mark.jax), (MODES[-2], 1)],
 )
 def test_any_chunk_also_one_that_does_not_divide(mode, rows):
-    check(*draw(37, 8, 50), mode, smoothing=0.1, rows=rows)
+    check(*draw(37, 8, 50), mode, rows=rows)
 
 
-@pytest.mark.parametrize("sizes, smoothing", [((1, 1, 2), 0.3), ((1, 8, 50), 1.0), ((9, 1, 3), 0.0), ((9, 4, 1), 0.3)])
-def test_small_sizes(sizes, smoothing):
+@pytest.mark.parametrize("sizes", [(1, 1, 2), (1, 8, 50), (9, 1, 3), (9, 4, 1)])
+def test_small_sizes(sizes):
     arrays, targets, weights = draw(*sizes)
-    check(arrays, targets, np.ones_like(weights), smoothing=smoothing, tolerance=2e-5, rows=4)
+    check(arrays, targets, np.ones_like(weights), tolerance=2e-5, rows=4)
 
 
 def test_zeros_large_logits_and_rows_that_do_not_count():
@@ -64,13 +62,13 @@ def test_zeros_large_logits_and_rows_that_do_not_count():
         lambda f, k, b: chunked_cross_entropy(f, k, targets, weights, bias=b, rows=7), [features, kernel, bias]
     )
     features[3] = 0.0
-    np.testing.assert_allclose(total, expected(features, kernel, bias, targets, weights, 0.0)[0], rtol=1e-4)
+    np.testing.assert_allclose(total, expected(features, kernel, bias, targets, weights)[0], rtol=1e-4)
     check([features, kernel, bias], targets, weights * 0, rows=7)
 
 
 def test_the_kernel_of_an_embedding():
     (features, kernel, bias), targets, weights = draw(20, 8, 30)
-    _, to_features, to_kernel, _ = expected(features, kernel, bias * 0, targets, weights, 0.0)
+    _, to_features, to_kernel, _ = expected(features, kernel, bias * 0, targets, weights)
     _, *found = value_and_gradients(
         lambda f, k: chunked_cross_entropy(f, k, targets, weights, rows=6, vocabulary_first=True), [features, kernel.T]
     )
@@ -82,7 +80,7 @@ def test_the_kernel_of_an_embedding():
 def test_sixteen_bit_features_and_a_float32_kernel(dtype, bits):
     (features, kernel, _), targets, weights = draw(64, 16, 200)
     features, kernel = (ops.convert_to_numpy(ops.cast(ops.cast(x, dtype), "float32")) for x in (features, kernel))
-    right = expected(features, kernel, np.zeros(200), targets, weights, 0.0)[:3]
+    right = expected(features, kernel, np.zeros(200), targets, weights)[:3]
     found = value_and_gradients(
         lambda f, k: chunked_cross_entropy(ops.cast(f, dtype), k, targets, weights, rows=20), [features, kernel], "jit"
     )
@@ -97,7 +95,7 @@ def test_an_unknown_number_of_rows():
     found = value_and_gradients(
         lambda f: chunked_cross_entropy(f, kernel, targets, weights, bias=bias, rows=5), [features], "jit", unknown=(0,)
     )
-    for ours, exact in zip(found, expected(features, kernel, bias, targets, weights, 0.0)[:2], strict=True):
+    for ours, exact in zip(found, expected(features, kernel, bias, targets, weights)[:2], strict=True):
         np.testing.assert_allclose(ours, exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
 
 
@@ -123,7 +121,6 @@ def test_32768_rows_of_50304_take_the_memory_of_a_chunk():
         (((4, 5), (5, 7), (3,)), {}, r"targets must have the shape .*\(4,\), got \(3,\)"),
         (((4, 5), (5, 7), (4,)), {"weights": np.ones((2, 2))}, r"weights must have the shape .*\(4,\), got \(2, 2\)"),
         (((4, 5), (5, 7), (4,)), {"bias": np.ones(5)}, r"bias must have the shape \(7,\), got \(5,\)"),
-        (((4, 5), (5, 7), (4,)), {"label_smoothing": 1.5}, "label_smoothing must be from 0 to 1, got 1.5"),
         (((4, 5), (5, 7), (4,)), {"rows": 0}, "rows=0 must be a whole number, 1 or more"),
     ],
 )

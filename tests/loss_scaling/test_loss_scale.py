@@ -21,8 +21,6 @@ def reference(loss_scale, gradients):
                 scale = min(scale * loss_scale.growth_factor, loss_scale.max_scale)
                 clean = 0
                 left = loss_scale.hysteresis
-            if loss_scale.refill_on_clean:
-                left = loss_scale.hysteresis
         else:
             clean = 0
             in_a_row += 1
@@ -47,7 +45,6 @@ def loss_scales(draw):
         min_scale=floor,
         max_scale=ceiling,
         hysteresis=draw(st.integers(1, 4)),
-        refill_on_clean=draw(st.booleans()),
     )
 
 
@@ -103,11 +100,6 @@ def test_hysteresis_refills_when_an_interval_completes_at_the_ceiling_too():
     assert after(loss_scale, False, True, True, False).scale == 8.0
 
 
-def test_hysteresis_refills_on_a_clean_step_when_asked_to():
-    assert after(LossScale(hysteresis=2, refill_on_clean=True), False, True, False).scale == 2.0**15
-    assert after(LossScale(hysteresis=2, refill_on_clean=True), False, False).scale == 2.0**14
-
-
 @pytest.mark.parametrize("loss_scale", [StaticLossScale(8.0), NoLossScale()])
 def test_the_others_only_count_skips(loss_scale):
     start = loss_scale.initial_state()
@@ -140,7 +132,6 @@ def test_survives_serialization(loss_scale):
         ({"growth_interval": 0}, "growth_interval=0"),
         ({"growth_interval": 2.5}, "growth_interval=2.5"),
         ({"hysteresis": True}, "hysteresis=True"),
-        ({"refill_on_clean": 1}, "refill_on_clean=1"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):
