@@ -16,6 +16,7 @@ from models.transformer import (
     check_positive,
     find_size,
     initializer,
+    language_model,
 )
 
 TENSOR_RULES = (*BLOCK_RULES, *EMBEDDING_RULES)
@@ -47,9 +48,9 @@ def gpt(
         remat: whether the backward pass recomputes each block, which takes a third more operations and keeps far less.
 
     Returns:
-        A `keras_mp.layers.LanguageModel` from tokens `(batch, length)`, int32, to float32 logits `(batch, length,
-        vocabulary)` of the next token; the vocabulary as padded. Compiled with `keras_mp.lean.ChunkedCrossEntropy()` it
-        trains without making all logits.
+        A lean `keras.Model` from tokens `(batch, length)`, int32, to float32 logits `(batch, length, vocabulary)` of
+        the next token; the vocabulary as padded. Compiled with `keras_mp.lean.ChunkedCrossEntropy()` it trains without
+        making all logits.
 
     Raises:
         ValueError: for an unknown size, or numbers that do not fit.
@@ -68,4 +69,4 @@ def gpt(
     x = layers.LayerNormalization(epsilon=1e-5, name="normalization")(x)
     logits = embedding(x, reverse=True)
     logits = layers.Activation("linear", dtype="float32", name="logits_float32")(logits)
-    return keras_mp.layers.LanguageModel(tokens, logits, name="gpt")
+    return language_model(tokens, logits, size.width, "gpt")

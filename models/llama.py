@@ -16,7 +16,8 @@ import keras
 from keras import layers
 
 import keras_mp
-from models.transformer import ATTENTION_RULES, EMBEDDING_RULES, check_positive, initializer, recomputed
+from models.self_attention import SelfAttention
+from models.transformer import ATTENTION_RULES, EMBEDDING_RULES, check_positive, initializer, language_model, recomputed
 
 TENSOR_RULES = (
     *ATTENTION_RULES,
@@ -84,9 +85,8 @@ def llama(size: str | LlamaSize = "llama3.2-1b", length: int = 2048, remat: bool
         remat: whether the backward pass recomputes each block, which takes a third more operations and keeps far less.
 
     Returns:
-        A `keras_mp.layers.LanguageModel` from tokens `(batch, length)`, int32, to float32 logits `(batch, length,
-        vocabulary)` of the next token. Compiled with `keras_mp.lean.ChunkedCrossEntropy()` it trains without making all
-        logits.
+        A lean `keras.Model` from tokens `(batch, length)`, int32, to float32 logits `(batch, length, vocabulary)` of
+        the next token. Compiled with `keras_mp.lean.ChunkedCrossEntropy()` it trains without making all logits.
 
     Raises:
         ValueError: for an unknown size, or numbers that do not fit.
@@ -107,7 +107,7 @@ def llama(size: str | LlamaSize = "llama3.2-1b", length: int = 2048, remat: bool
         x = recomputed(lambda x, name=name: _block(x, size, name), [x], name) if remat else _block(x, size, name)
     logits = embedding(_normalize(x, "normalization"), reverse=True)
     logits = layers.Activation("linear", dtype="float32", name="logits_float32")(logits)
-    return keras_mp.layers.LanguageModel(tokens, logits, name="llama")
+    return language_model(tokens, logits, size.width, "llama")
 
 
 def frequencies(size: LlamaSize) -> list[float]:
@@ -146,7 +146,7 @@ def _dense(x, units, name):
 
 def _block(x, size, name):
     y = _normalize(x, f"{name}_attention_normalization")
-    y = keras_mp.layers.SelfAttention(
+    y = SelfAttention(
         size.heads,
         size.key_heads,
         causal=True,

@@ -7,7 +7,8 @@ GPT-2 (Radford et al. 2019, section 2.3). A block is
     x = x + dense(gelu(dense(normalize(x))))
 
 Nothing here names a precision. All is made of Keras's own layers and the kit's lean ones, which compute the same and
-keep less for the backward pass: a saved model needs `keras_mp` to be loaded, and none of these files.
+keep less for the backward pass, but for the attention layer: a saved model needs `keras_mp` and
+`models/self_attention.py` to be loaded.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ import keras
 from keras import layers, ops
 
 import keras_mp
+from models.self_attention import SelfAttention
 
 # Shoeybi et al., "Megatron-LM", 2019 (arXiv:1909.08053), section 3: of the two products of a branch the first is split
 # by columns and the second by rows, so that a branch needs one sum over the devices. The path of an optimizer's slot
@@ -147,6 +149,12 @@ def block(
     return recomputed(branches, tensors, name) if remat else branches(*tensors)
 
 
+def language_model(tokens, logits, width: int, name: str) -> keras.Model:
+    """Makes a model from tokens to logits, lean where a token has more logits than features, `width`."""
+    model = keras.Model(tokens, logits, name=name)
+    return keras_mp.lean.make_lean(model) if logits.shape[-1] > width else model
+
+
 def recomputed(branches, tensors: list, name: str):
     """Adds layers that the backward pass recomputes from their inputs.
 
@@ -165,9 +173,9 @@ def recomputed(branches, tensors: list, name: str):
 
 def _branches(x, size, name, dropout, epsilon, causal, mask):
     y = layers.LayerNormalization(epsilon=epsilon, name=f"{name}_attention_normalization")(x)
-    y = keras_mp.layers.SelfAttention(
-        size.heads, causal=causal, kernel_initializer=initializer(), name=f"{name}_attention"
-    )(y, mask=mask)
+    y = SelfAttention(size.heads, causal=causal, kernel_initializer=initializer(), name=f"{name}_attention")(
+        y, mask=mask
+    )
     y = layers.Dropout(dropout, name=f"{name}_attention_dropout")(y)
     x = layers.Add(name=f"{name}_attention_add")([x, y])
 

@@ -16,7 +16,7 @@ from benchmarks.gpu_minutes.process import emit
 from keras_mp import backend
 from keras_mp.conversion.other_precision import in_precision
 from keras_mp.fp8 import Scalings, matmul
-from keras_mp.lean.attention import attention
+from keras_mp.lean.blockwise_attention import attention
 from models.gpt import gpt
 from models.transformer import Size
 

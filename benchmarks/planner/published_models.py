@@ -10,7 +10,6 @@ import numpy as np
 from keras import layers
 
 import keras_mp
-from keras_mp.lean.attention import attention
 from models.resnet import _convolve
 from models.transformer import initializer, recomputed
 
@@ -36,7 +35,7 @@ class _Heads(layers.Layer):
             turned = [self._turned(row) for row in rows[:2]]
             seen = keras.ops.dot_product_attention(*turned, rows[2], is_causal=True, flash_attention=False)
         else:
-            seen = attention(*rows, causal=True)
+            seen = keras_mp.lean.attention(*rows, causal=True)
         return keras.ops.reshape(seen, (-1, length, features // 3))
 
     def _turned(self, rows: Any) -> Any:
@@ -83,7 +82,7 @@ def maxtext_decoder(
     for name in (f"block{index + 1}" for index in range(blocks)):
         x = recomputed(lambda x, name=name: block(x, name), [x], name) if remat else block(x, name)
     logits = embedding(layers.RMSNormalization(name="normalization")(x), reverse=True)
-    return keras_mp.layers.LanguageModel(tokens, layers.Activation("linear", dtype="float32")(logits))
+    return keras_mp.lean.make_lean(keras.Model(tokens, layers.Activation("linear", dtype="float32")(logits)))
 
 
 def maxtext_llama(

@@ -145,7 +145,7 @@ class _GraphCalls(Calls):
     def __init__(self, model: Any) -> None:
         head, features, plain = find_head(model.outputs[0])
         super().__init__(head, plain)
-        # Here, and not in the language model, where Keras would take it for a layer.
+        # Here, and not in the model, where Keras would take it for a layer.
         self.graph = keras.Model(model._inputs_struct, [features, model.outputs[0]])
 
 
@@ -263,8 +263,8 @@ def find_head(logits: Any) -> tuple[Any, Any, bool]:
             return operation, node.input_tensors[0], plain
         if not isinstance(operation, PASSING_ON):
             raise ValueError(
-                "a LanguageModel ends in a Dense or a ReversibleEmbedding layer, which makes the logits; got "
-                f"{type(operation).__name__} {operation.name!r}"
+                f"logits are made by a Dense or a ReversibleEmbedding layer, not by {type(operation).__name__} "
+                f"{operation.name!r}"
             )
         linear = isinstance(operation, keras.layers.Activation) and operation.activation is keras.activations.linear
         plain = plain and (linear or isinstance(operation, keras.layers.Identity))
@@ -278,38 +278,3 @@ def own_code(cls: Any, methods: Sequence[str]) -> str:
         if package_of(definer) != "keras":
             return f"{definer.__name__} has a {name}() of its own"
     return ""
-
-
-# A model with a large vocabulary whose loss never holds all logits.
-
-
-@keras.saving.register_keras_serializable("keras_mp")
-class LanguageModel(ChunkedHead, keras.Model):
-    """A functional model that ends in logits, and trains without making all of them.
-
-        model = keras_mp.layers.LanguageModel(tokens, logits)
-        model.compile("adamw", keras_mp.lean.ChunkedCrossEntropy())
-        model.fit(tokens, next_tokens)
-
-    With `ChunkedCrossEntropy`, or Keras's `SparseCategoricalCrossentropy(from_logits=True)`, `fit` and `evaluate`
-    compute the loss from the input of the last Dense or ReversibleEmbedding layer, in chunks; the logits are not used,
-    so a compiled step does not compute them. In that loss they are float32 sums, which are not rounded to the dtype of
-    the layer. Keras's sparse accuracy and cross-entropy, and KerasHub's Perplexity, are measured in the same chunks;
-    any other metric that takes predictions makes the logits whole again. With any other loss, and in `predict`,
-    `export` and calls, it is an ordinary model.
-
-    Args:
-        *args: inputs and outputs, as for `keras.Model`; one output, made by a Dense or ReversibleEmbedding layer, with
-            only layers such as Activation("linear") after it.
-        **kwargs: the name and further arguments, as for `keras.Model`.
-
-    Raises:
-        ValueError: If there is more than one output, or another kind of last layer.
-    """
-
-    # By this signature, with these names, Keras since 3.13 sees that its own config of a functional model will do.
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if len(self.outputs) != 1:
-            raise ValueError(f"a LanguageModel has one output, its logits; got {len(self.outputs)}")
-        prepare_head(self)

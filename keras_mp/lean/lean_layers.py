@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp import backend
-from keras_mp.lean.attention import attention
+from keras_mp.lean.blockwise_attention import attention
 from keras_mp.lean.gelu import gelu
 from keras_mp.lean.training_step import is_training, may_be_differentiated
 from keras_mp.rebuild.activation import activation_of

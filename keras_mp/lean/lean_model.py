@@ -26,7 +26,6 @@ from keras_mp.lean.lean_layers import (
 )
 from keras_mp.lean.recompute import Remat
 from keras_mp.lean.remat_blocks import choose_blocks, recomputed_blocks, treatments_for
-from keras_mp.lean.self_attention import SelfAttention
 from keras_mp.lean.training_step import STEP, LeanStep
 from keras_mp.rebuild import Config, layers_by_path
 from keras_mp.rebuild.notes import original_class, treatments_of
@@ -81,8 +80,6 @@ def _of_layer(path: str, layer: Any) -> Iterator[Candidate]:
     treatments, cls = treatments_of(layer), original_class(layer)
     if isinstance(layer, Remat):
         yield Candidate(path, layer, "block", "", True, "")
-    elif isinstance(layer, SelfAttention):
-        yield Candidate(path, layer, "attention", "", True, "")
     elif attends(layer):
         reason = why_not_attention(layer, cls)
         yield Candidate(path, layer, "attention", "" if reason else ATTENTION, ATTENTION in treatments, reason)
@@ -120,7 +117,7 @@ def _head(model: keras.Model) -> list[Candidate]:
     if head is None:
         return []
     path = next((path for path, layer in layers_by_path(model).items() if layer is head), head.name)
-    lean = treatment in treatments_of(model) or isinstance(model, ChunkedHead)  # as a LanguageModel is by itself
+    lean = treatment in treatments_of(model)
     return [Candidate(path, head, "head", "" if reason else treatment, lean, reason)]
 
 
@@ -135,7 +132,7 @@ LEAN = (ATTENTION, AS_ASKED, GELU, INT4, EXPERTS, ROUTER, HEAD, CALLED_HEAD, NOT
 def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.Model:
     """Lets parts of a model keep less for the backward pass, in place.
 
-    - Attention layers of Keras and KerasHub keep no scores; see `keras_mp.lean.attention.attention`.
+    - Attention layers of Keras and KerasHub keep no scores; see `keras_mp.lean.attention`.
     - GELU as the activation of a layer keeps only its input.
     - Dense and EinsumDense layers of int4 weights keep these, and dequantize them again in the backward pass.
     - KerasHub's blocks of experts compute the chosen experts of each token alone, where they are few; their routers'

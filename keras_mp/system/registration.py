@@ -11,12 +11,10 @@ from typing import Any
 _ROOMS_WITH_CLASSES = (
     "conversion.own_policy",
     "fp8.convert",
-    "lean.chunked_head",
     "lean.chunked_loss",
     "lean.gelu",
     "lean.lean_model",
     "lean.recompute",
-    "lean.self_attention",
     "lean.training_step",
     "loss_scaling.undone_step",
     "loss_scaling.optimizer",

@@ -13,7 +13,7 @@ import keras
 
 from keras_mp import backend
 from keras_mp.conversion.model_file import shapes_of_step
-from keras_mp.lean.chunked_head import LanguageModel
+from keras_mp.lean.chunked_head import calls_behind
 from keras_mp.lean.chunked_loss import ChunkedCrossEntropy
 from keras_mp.precision.policy import set_global_policy
 from keras_mp.training.training_recipe import parse
@@ -27,8 +27,8 @@ def step_of_function(
     Args:
         given: the text that the user wrote: module:function.
         build: the function that builds the model. Its arguments of a type that an option can have are the options,
-            besides `--policy`, the dtype policy, by default "auto". A `LanguageModel` that it does not compile gets
-            AdamW and `ChunkedCrossEntropy`.
+            besides `--policy`, the dtype policy, by default "auto". A lean model with a vocabulary that it does not
+            compile gets AdamW and `ChunkedCrossEntropy`.
         options: the command line after the function.
         batch_size: the number of samples.
         length: the option --length: an argument of the function, or else the size of what the model leaves open, as for
@@ -63,7 +63,7 @@ def _compiled(build: Callable[[], Any], taken: str) -> Any:
     model = build()
     if not isinstance(model, keras.Model):
         raise ValueError(f"{taken}: build() must return a keras.Model, got {type(model).__name__}")
-    if isinstance(model, LanguageModel) and not model.compiled:
+    if calls_behind(model) is not None and not model.compiled:
         model.compile(keras.optimizers.AdamW(), ChunkedCrossEntropy(), jit_compile=True)
     return model
 

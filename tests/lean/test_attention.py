@@ -12,7 +12,7 @@ from keras import ops
 
 import keras_mp
 from keras_mp.backend.common.device import TracedChip
-from keras_mp.lean.attention import attention
+from keras_mp.lean.blockwise_attention import attention
 from keras_mp.lowering import lower_step
 from keras_mp.planner.read.program import read_module
 

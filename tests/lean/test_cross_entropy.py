@@ -101,11 +101,11 @@ def test_an_unknown_number_of_rows():
 
 def test_32768_rows_of_50304_take_the_memory_of_a_chunk():
     rows, vocabulary, width = 32768, 50304, 64
-    inputs = keras.Input((width,))
+    inputs = keras.Input((1024, width))
     logits = keras.layers.Dense(vocabulary, use_bias=False)(inputs)
-    model = keras_mp.layers.LanguageModel(inputs, logits)
+    model = keras_mp.lean.make_lean(keras.Model(inputs, logits))
     model.compile(keras.optimizers.SGD(0.1), keras_mp.lean.ChunkedCrossEntropy())
-    batch = keras.KerasTensor((rows, width), "float32"), keras.KerasTensor((rows,), "int32")
+    batch = keras.KerasTensor((rows // 1024, 1024, width), "float32"), keras.KerasTensor((rows // 1024, 1024), "int32")
     memory = keras_mp.inspect(model, batch, "host").memory
     chunk, whole = 2**26 * 4, rows * vocabulary * 4
     kernel = width * vocabulary * 4

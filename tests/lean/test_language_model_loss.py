@@ -1,4 +1,4 @@
-"""LanguageModel and its loss beside the plain model with Keras's loss."""
+"""A lean model with a vocabulary and its loss, beside the plain model with Keras's loss."""
 
 import warnings
 
@@ -14,7 +14,11 @@ from keras_mp.lean.lean_model import lean_rows
 VOCABULARY, WIDTH, LENGTH = 40, 16, 6
 
 
-def build(kind=keras_mp.layers.LanguageModel, tied=True, dense=False):
+def language_model(tokens, logits):
+    return keras_mp.lean.make_lean(keras.Model(tokens, logits))
+
+
+def build(kind=language_model, tied=True, dense=False):
     keras.utils.set_random_seed(0)
     tokens = keras.Input((LENGTH,), dtype="int32")
     embedding = layers.ReversibleEmbedding(VOCABULARY, WIDTH, tie_weights=tied)
@@ -67,7 +71,7 @@ def test_targets_outside_the_vocabulary_are_as_in_keras():
     keras_own, _ = trained(keras.Model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), True)
     assert np.isfinite(keras_own[0]) == (keras.backend.backend() == "jax")
     for rows in (7, None):
-        ours, _ = trained(keras_mp.layers.LanguageModel, keras_mp.lean.ChunkedCrossEntropy(rows=rows), True)
+        ours, _ = trained(language_model, keras_mp.lean.ChunkedCrossEntropy(rows=rows), True)
         for a, b in zip(ours, keras_own, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     # From logits, as any other model has it.
@@ -78,7 +82,7 @@ def test_targets_outside_the_vocabulary_are_as_in_keras():
 
         for kind, loss in (
             (keras.Model, keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
-            (keras_mp.layers.LanguageModel, keras_mp.lean.ChunkedCrossEntropy(rows=7)),
+            (language_model, keras_mp.lean.ChunkedCrossEntropy(rows=7)),
             (keras.Model, keras_mp.lean.ChunkedCrossEntropy()),
         ):
             with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)-1.*\[0, ?40\)"):
@@ -163,16 +167,11 @@ def test_it_is_saved_loaded_and_stabilized(tmp_path):
     model.train_on_batch(tokens, targets)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert type(loaded) is keras_mp.layers.LanguageModel and loaded.loss.get_config() == model.loss.get_config()
+    assert loaded.chunked_loss() is not None and loaded.loss.get_config() == model.loss.get_config()
     np.testing.assert_allclose(loaded.test_on_batch(tokens, targets), model.test_on_batch(tokens, targets), rtol=1e-5)
 
 
 def test_bad_arguments_are_named():
-    x = keras.Input((4,))
-    with pytest.raises(ValueError, match="ends in a Dense or a ReversibleEmbedding layer.*got LayerNormalization"):
-        keras_mp.layers.LanguageModel(x, layers.LayerNormalization()(x))
-    with pytest.raises(ValueError, match="one output, its logits; got 2"):
-        keras_mp.layers.LanguageModel(x, [layers.Dense(2)(x), layers.Dense(2)(x)])
     with pytest.raises(ValueError, match="rows=0 must be a whole number, 1 or more"):
         keras_mp.lean.ChunkedCrossEntropy(rows=0)
     with pytest.raises(ValueError, match="reduction is one of sum_over_batch_size.*got 'none'"):
@@ -183,26 +182,27 @@ def test_bad_arguments_are_named():
         keras_mp.lean.ChunkedCrossEntropy()(np.zeros((5, 6), "int32"), np.zeros((5, 6, 9), "float32"), np.ones((6, 5)))
 
 
-def test_a_language_model_is_lean_by_itself_and_takes_recomputed_blocks():
+def test_a_model_with_a_vocabulary_takes_recomputed_blocks():
     tokens = keras.Input((LENGTH,), dtype="int32")
     embedding = layers.ReversibleEmbedding(VOCABULARY, WIDTH)
     x = embedding(tokens)
     for block in range(2):
-        y = keras_mp.layers.SelfAttention(2, causal=True, name=f"block{block}_attention")(
-            layers.LayerNormalization()(x)
-        )
+        y = layers.LayerNormalization()(x)
+        y = layers.MultiHeadAttention(2, WIDTH // 2, name=f"block{block}_attention")(y, y, use_causal_mask=True)
         x = layers.Add(name=f"block{block}_add")([x, y])
-    model = keras_mp.layers.LanguageModel(
-        tokens, layers.Activation("linear", dtype="float32")(embedding(x, reverse=True))
-    )
+    model = keras.Model(tokens, layers.Activation("linear", dtype="float32")(embedding(x, reverse=True)))
     model.compile(keras.optimizers.SGD(0.5), keras_mp.lean.ChunkedCrossEntropy(rows=7), run_eagerly=own_blocks.EAGERLY)
     tokens, targets, _ = draw()
     before = model.get_weights()
     losses = []
-    for change in (keras_mp.lean.make_lean, lambda model: keras_mp.lean.make_lean(model, remat=True), keras_mp.revert):
+    for lean, change in (
+        (True, keras_mp.lean.make_lean),
+        (True, lambda model: keras_mp.lean.make_lean(model, remat=True)),
+        (False, keras_mp.revert),
+    ):
         change(model)
         rows = lean_rows(model)
-        assert all(row.lean for row in rows) and {"attention", "head"} <= {row.kind for row in rows}
+        assert all(row.lean == lean for row in rows) and {"attention", "head"} <= {row.kind for row in rows}
         model.set_weights(before)
         losses += [[float(model.train_on_batch(tokens, targets)) for _ in range(2)]]
     np.testing.assert_allclose(losses[1:], losses[:1] * 2, rtol=1e-5)

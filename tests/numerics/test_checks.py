@@ -17,12 +17,12 @@ class OwnLoss(SPARSE):
     """A loss of a user, with a name of its own."""
 
 
-def model_with(loss, language_model=False):
+def model_with(loss, lean=False):
     tokens = keras.Input((4,), dtype="int32")
     logits = keras.layers.Dense(CLASSES)(keras.layers.Embedding(CLASSES, 3)(tokens))
-    model = (keras_mp.layers.LanguageModel if language_model else keras.Model)(tokens, logits)
+    model = keras.Model(tokens, logits)
     model.compile("sgd", loss)
-    return model
+    return keras_mp.lean.make_lean(model) if lean else model
 
 
 def labels(*others):
@@ -36,14 +36,14 @@ EVERY_LOSS = [
     pytest.param(SPARSE(from_logits=True), False, id="Keras"),
     pytest.param(OwnLoss(from_logits=True, name="mine"), False, id="subclass"),
     pytest.param(keras_mp.lean.ChunkedCrossEntropy(), False, id="chunked"),
-    pytest.param(keras_mp.lean.ChunkedCrossEntropy(), True, id="chunked in a LanguageModel"),
+    pytest.param(keras_mp.lean.ChunkedCrossEntropy(), True, id="chunked in a lean model"),
 ]
 
 
-@pytest.mark.parametrize("loss, language_model", EVERY_LOSS)
+@pytest.mark.parametrize("loss, lean", EVERY_LOSS)
 @pytest.mark.parametrize("label", [-1, CLASSES])
-def test_labels_that_are_no_class_are_refused(loss, language_model, label):
-    model = model_with(loss, language_model)
+def test_labels_that_are_no_class_are_refused(loss, lean, label):
+    model = model_with(loss, lean)
     check_labels(model, labels(0, CLASSES - 1))
     with pytest.raises(
         ValueError, match=f"labels from .* do not fit the loss .*{CLASSES} classes, so labels are 0 to 6"
@@ -62,7 +62,7 @@ def test_the_class_that_is_ignored_is_right_and_no_other(loss):
         check_labels(model, labels(-1, CLASSES))
 
 
-def test_a_language_model_without_labels_is_refused():
+def test_a_lean_model_without_labels_is_refused():
     with pytest.raises(ValueError, match="data has no labels"):
         check_labels(model_with(keras_mp.lean.ChunkedCrossEntropy(), True), (np.zeros((2, 4), "int32"), None, None))
 
@@ -73,7 +73,7 @@ def test_other_losses_are_not_judged():
     check_labels(model_with("mse"), labels(CLASSES))
 
 
-@pytest.mark.parametrize("loss, language_model", EVERY_LOSS)
-def test_the_targets_of_a_made_up_batch_are_class_numbers(loss, language_model):
-    _, y = shapes_of_step(model_with(loss, language_model), 2, None, True)
+@pytest.mark.parametrize("loss, lean", EVERY_LOSS)
+def test_the_targets_of_a_made_up_batch_are_class_numbers(loss, lean):
+    _, y = shapes_of_step(model_with(loss, lean), 2, None, True)
     assert (y.shape, y.dtype) == ((2, 4), "int32")

@@ -18,7 +18,7 @@ from keras import layers, ops
 
 import keras_mp
 from keras_mp import fp8
-from keras_mp.lean.attention import attention
+from keras_mp.lean.blockwise_attention import attention
 from keras_mp.lean.cross_entropy import chunked_cross_entropy
 from keras_mp.lean.gelu import gelu
 from keras_mp.stability.accumulate import einsum_float32
@@ -74,7 +74,7 @@ def block(x, kernel):
     return ops.tanh(ops.matmul(x, kernel))
 
 
-LEAN_ATTENTION = ("lean/attention.py", ((2, 5, 4, 3), (2, 5, 2, 3), (2, 5, 2, 3)))
+LEAN_ATTENTION = ("lean/blockwise_attention.py", ((2, 5, 4, 3), (2, 5, 2, 3), (2, 5, 2, 3)))
 KINDS = {
     "einsum_float32": Kind(
         ("stability/accumulate.py",),

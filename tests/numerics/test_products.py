@@ -76,7 +76,6 @@ LAYERS = {
     "LSTM": (lambda: layers.LSTM(5), SEQUENCE),
     "GRU unrolled": (lambda: layers.GRU(5, unroll=True, reset_after=False), SEQUENCE),
     "TimeDistributed": (lambda: layers.TimeDistributed(layers.Dense(5)), SEQUENCE),
-    "SelfAttention": (lambda: keras_mp.layers.SelfAttention(4, key_heads=2, causal=True, block=4), SEQUENCE),
     "Products": (Products, SEQUENCE),
 }
 if keras.backend.backend() == "jax":  # TensorFlow makes it a plain convolution of pieces, filled up with zeros

@@ -201,7 +201,7 @@ def test_targets_that_do_not_count_may_be_more_on_one_device():
         with scope_of(layout, ALL):
             inputs = keras.Input((8,), dtype="int32")
             logits = keras.layers.Dense(32)(keras.layers.Embedding(32, 16)(inputs))
-            model = keras_mp.layers.LanguageModel(inputs, logits)
+            model = keras_mp.lean.make_lean(keras.Model(inputs, logits))
             optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), keras_mp.LossScale.none())
             model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy(ignore_class=0), **MODE)
             history = model.fit(tokens, targets, batch_size=2 * ALL, shuffle=False, verbose=0, epochs=2)

@@ -1,20 +1,16 @@
-"""Self-attention as a layer: one product for queries, keys and values, and no scores kept."""
-
-from __future__ import annotations
+"""Self-attention of the transformers of this folder: one product for queries, keys and values, and rotary positions."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
-from keras_mp.lean.attention import attention
-from keras_mp.rebuild.walk import Config
-from keras_mp.system.whole_number import whole_number
+import keras_mp
 
 
-@keras.saving.register_keras_serializable("keras_mp")
+@keras.saving.register_keras_serializable("models")
 class SelfAttention(keras.layers.Layer):
-    """Attention of a sequence to itself, as `keras_mp.lean.attention.attention` computes it.
+    """Attention of a sequence to itself, by `keras_mp.lean.attention`, which keeps no scores for the backward pass.
 
         query, key, value = split(inputs . W + b)       one Dense layer
         if self.rotary is not None:
@@ -25,15 +21,14 @@ class SelfAttention(keras.layers.Layer):
     keys, then values, each head by head. The softmax is in float32 under every policy.
 
     Args:
-        heads: the number of attention heads, each of `width / heads` features.
-        key_heads: the number of heads of keys and values, each for `heads / key_heads` heads of queries; as many as
-            heads by default.
+        heads: number of attention heads, each of `width / heads` features.
+        key_heads: number of heads of keys and values, each for `heads / key_heads` heads of queries; as many as heads
+            by default.
         causal: whether a token sees only itself and those before it.
         use_bias: whether the two Dense layers have biases.
         kernel_initializer: the initializer of both kernels; a name, a config or an initializer.
-        block: the number of rows that are attended to at once; see `keras_mp.lean.attention.attention`.
         rotary: the rotary positions: radians from a token to the next, by which each of the `width / heads / 2` pairs
-            of features of a query and a key is rotated (`keras_mp.lean.self_attention.rotate`); by default none.
+            of features of a query and a key is rotated; by default none.
         **arguments: arguments of `keras.layers.Layer`.
 
     Call arguments:
@@ -42,8 +37,8 @@ class SelfAttention(keras.layers.Layer):
             by default the mask that Keras carries, as from `Embedding(mask_zero=True)`.
 
     Raises:
-        ValueError: If heads do not divide the width or are no multiple of key_heads, if rotary is no sequence of
-            numbers or has another number of pairs, or if a mask has another shape.
+        ValueError: heads do not divide the width or are no multiple of key_heads, rotary has another number of pairs,
+            or a mask has another shape.
 
     References:
         Vaswani et al., "Attention Is All You Need", 2017 (arXiv:1706.03762), section 3.2.
@@ -57,20 +52,15 @@ class SelfAttention(keras.layers.Layer):
         causal: bool = False,
         use_bias: bool = True,
         kernel_initializer: Any = "glorot_uniform",
-        block: int | None = None,
         rotary: Sequence[float] | None = None,
         **arguments: Any,
     ) -> None:
         super().__init__(**arguments)
         self.heads, self.key_heads = heads, heads if key_heads is None else key_heads
-        for name in ("heads", "key_heads"):
-            whole_number(name, getattr(self, name))
         if self.heads % self.key_heads:
             raise ValueError(f"heads must be a multiple of key_heads, got {heads} and {key_heads}")
-        if block is not None:
-            whole_number("block", block)
-        self.causal, self.use_bias, self.block = causal, use_bias, block
-        self.rotary = None if rotary is None else _frequencies(rotary)
+        self.causal, self.use_bias = causal, use_bias
+        self.rotary = None if rotary is None else list(rotary)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.supports_masking = True
 
@@ -82,15 +72,10 @@ class SelfAttention(keras.layers.Layer):
                 f"{tuple(input_shape)}"
             )
         features = width // self.heads
-        if self.rotary is not None and features % 2:
-            raise ValueError(
-                f"rotary rotates pairs of features, so the width must be a multiple of {2 * self.heads}, twice the "
-                f"heads, got {width}"
-            )
         if self.rotary is not None and 2 * len(self.rotary) != features:
             raise ValueError(
-                f"rotary={self.rotary} must hold {features // 2} numbers, one for each pair of the {features} features "
-                f"of a head, got {len(self.rotary)}"
+                f"rotary must hold {features / 2:g} numbers, one for each pair of the {features} features of a head, "
+                f"got {len(self.rotary)}"
             )
         self.query_key_value = self._dense((self.heads + 2 * self.key_heads) * features, "query_key_value")
         self.output_projection = self._dense(width, "output")
@@ -112,7 +97,7 @@ class SelfAttention(keras.layers.Layer):
         )
         if self.rotary is not None:
             query, key = rotate(query, self.rotary), rotate(key, self.rotary)
-        output = attention(query, key, value, mask, causal=self.causal, block=self.block)
+        output = keras_mp.lean.attention(query, key, value, mask, causal=self.causal)
         return self.output_projection(keras.ops.reshape(output, (-1, length, width)))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
@@ -121,17 +106,11 @@ class SelfAttention(keras.layers.Layer):
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         return mask if mask is not None and len(mask.shape) == 2 else None
 
-    def get_config(self) -> Config:
-        return {
-            **super().get_config(),
-            "heads": self.heads,
-            "key_heads": self.key_heads,
-            "causal": self.causal,
-            "use_bias": self.use_bias,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "block": self.block,
-            "rotary": self.rotary,
-        }
+    def get_config(self) -> dict[str, Any]:
+        names = ("heads", "key_heads", "causal", "use_bias", "rotary")
+        initializer = keras.initializers.serialize(self.kernel_initializer)
+        own = {name: getattr(self, name) for name in names}
+        return {**super().get_config(), **own, "kernel_initializer": initializer}
 
     def _dense(self, units: int, name: str) -> Any:
         # A copy, because an initializer draws the same values each time.
@@ -139,18 +118,6 @@ class SelfAttention(keras.layers.Layer):
         return keras.layers.Dense(
             units, use_bias=self.use_bias, kernel_initializer=initializer, dtype=self.dtype_policy, name=name
         )
-
-
-def _frequencies(rotary: Any) -> list[float]:
-    if not isinstance(rotary, str):
-        try:
-            return [float(frequency) for frequency in rotary]
-        except (TypeError, ValueError):
-            pass
-    raise ValueError(f"rotary={rotary!r} must be a sequence of numbers, radians from a token to the next")
-
-
-# Rotary positions: queries and keys are rotated by their position, so that scores know the distance alone.
 
 
 def rotate(x: Any, frequencies: Sequence[float]) -> Any:
@@ -166,7 +133,7 @@ def rotate(x: Any, frequencies: Sequence[float]) -> Any:
 
     Args:
         x: floats, shape `(batch, rows, heads, features)`; rows may be unknown.
-        frequencies: the radians a row, `features / 2` numbers.
+        frequencies: radians a row, `features / 2` numbers.
 
     Returns:
         A tensor of the same shape and dtype.
