@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_mp.conversion.input_names import input_names
+from keras_mp.conversion.model_file import input_names
 from keras_mp.numerics.data import batches_of_file, named_arrays
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.conversion.own_policy import keep_own_policies
+from keras_mp.conversion.to_float32 import keep_own_policies
 from keras_mp.fp8.convert import plain_node
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.precision.policy import PRECISIONS

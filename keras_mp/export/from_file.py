@@ -10,8 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp.conversion.input_names import input_names
-from keras_mp.conversion.model_file import ModelFileError, load_model_file
+from keras_mp.conversion.model_file import ModelFileError, input_names, load_model_file
 from keras_mp.export.export_report import DeploymentReport, ExportReport
 from keras_mp.export.litert import export_litert
 from keras_mp.export.onnx import export_onnx

@@ -27,7 +27,7 @@ import numpy as np
 
 from keras_mp import backend
 from keras_mp.backend.common.calls import wrapped_methods
-from keras_mp.conversion.input_names import input_names
+from keras_mp.conversion.model_file import input_names
 from keras_mp.conversion.to_float32 import is_merged, merged_float32, unmerged_float32
 from keras_mp.export.export_report import ExportReport
 from keras_mp.export.low_precision import LowPrecision, count_nodes, low_precision

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_mp import backend
-from keras_mp.conversion.input_names import input_names
+from keras_mp.conversion.model_file import input_names
 from keras_mp.rebuild.compared import arrays_of
 from keras_mp.rebuild.compared import relative_difference as relative_difference
 from keras_mp.rebuild.walk import inputs_of as inputs_of

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp import backend
-from keras_mp.lean.dropped import kept, keys_of
+from keras_mp.loss_scaling.stochastic_rounding import mixed
 from keras_mp.stability.accumulate import MASKED_SCORE, product_float32
 from keras_mp.system.one_of import one_of
 from keras_mp.system.whole_number import whole_number
@@ -66,7 +66,7 @@ def attention(
             `keras.ops.dot_product_attention` has it.
         dropout: the share of the probabilities that is dropped.
         seed: the seed of the dropout, as `keras.random.SeedGenerator.next` returns it. Whether a probability is kept is
-            a hash of the seed and of its place, whatever the block; see `keras_mp.lean.dropped`.
+            a hash of the seed and of its place, whatever the block; see `keras_mp.lean.blockwise_attention`.
 
     Returns:
         A tensor of the shape and dtype of query. Where unseen is "zero", so is the gradient of a row that sees no key.
@@ -371,3 +371,42 @@ def _fits(shape: tuple[int | None, ...], wanted: tuple[int | None, ...]) -> bool
         have is None or want is None or have == want or (axis == 0 and have == 1)
         for axis, (have, want) in enumerate(zip(shape, wanted, strict=True))
     )
+
+
+# Which entries dropout keeps: a hash of a seed and of the entry's place, which can be drawn again and is never kept.
+
+
+_GOLDEN = 0x9E3779B1  # 2**32 over the golden ratio, made odd
+
+
+def keys_of(seed: Any, shape: tuple[Any, ...]) -> list[Any]:
+    """The keys of the rows of an array: the same ones on any number of devices.
+
+    Args:
+        seed: two integers, as `keras.random.SeedGenerator.next` returns them.
+        shape: the shape of the array without its last axis. On TensorFlow sizes may be int32 tensors.
+
+    Returns:
+        Two uint32 tensors of shape `(*shape, 1)`.
+    """
+    low, high = (keras.ops.cast(seed[place], "uint32") for place in range(2))
+    first = mixed(mixed(low) ^ high)
+    second = mixed(first ^ keras.ops.convert_to_tensor(_GOLDEN, "uint32"))
+    rows = backend.places((*shape, 1))
+    return [mixed(rows ^ first), mixed(rows ^ second)]
+
+
+@backend.fused
+def kept(first: Any, second: Any, columns: Any, rate: float) -> Any:
+    """Draws which entries of rows are kept.
+
+    Args:
+        first, second: the keys of the rows, shape `(..., 1)`.
+        columns: the number of entries of a row.
+        rate: the share that is dropped, to within 2**-32.
+
+    Returns:
+        Booleans, shape `(..., columns)`.
+    """
+    words = mixed(backend.places((columns,)) + first, second)
+    return words >= keras.ops.convert_to_tensor(round(rate * 2**32), "uint32")

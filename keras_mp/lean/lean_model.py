@@ -10,8 +10,15 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.lean import remat_blocks
-from keras_mp.lean.called_head import CALLED_HEAD, NOTED_HEAD, why_not_called_head
-from keras_mp.lean.chunked_head import ChunkedHead, forget_calls, prepare_head, why_not_head
+from keras_mp.lean.chunked_head import (
+    CALLED_HEAD,
+    NOTED_HEAD,
+    ChunkedHead,
+    forget_calls,
+    prepare_head,
+    why_not_called_head,
+    why_not_head,
+)
 from keras_mp.lean.expert_blocks import EXPERTS, experts_mixin, experts_of
 from keras_mp.lean.frozen import FROZEN
 from keras_mp.lean.lean_layers import (

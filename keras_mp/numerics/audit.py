@@ -12,12 +12,11 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_mp.conversion.in_float32 import computes_in_float32, in_float32
+from keras_mp.conversion.to_float32 import computes_in_float32, in_float32
 from keras_mp.loss_scaling.loss_scale import LossScale
 from keras_mp.numerics import verdict
 from keras_mp.numerics.audit_report import AuditReport, LayerAudit
-from keras_mp.numerics.checks import check_labels, check_model, trains_itself
-from keras_mp.numerics.data import batches_of
+from keras_mp.numerics.data import batches_of, check_labels, check_model, trains_itself
 from keras_mp.numerics.observe import Call, ObservedStep, Record
 from keras_mp.numerics.ranges import Range, merged, sampled
 from keras_mp.numerics.response import Responses, responses

@@ -13,9 +13,8 @@ import numpy as np
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.conversion.in_float32 import computes_in_float32, in_float32
-from keras_mp.numerics.checks import check_labels, check_model
-from keras_mp.numerics.data import batches_of, dense_array
+from keras_mp.conversion.to_float32 import computes_in_float32, in_float32
+from keras_mp.numerics.data import batches_of, check_labels, check_model, dense_array
 from keras_mp.numerics.observe import Call, ObservedStep, Record
 from keras_mp.numerics.plain_step import described
 from keras_mp.precision.formats import FORMATS

@@ -15,7 +15,7 @@ from keras import ops
 
 from keras_mp import backend
 from keras_mp.backend.common.nonfinite_origin import Frame
-from keras_mp.conversion.in_float32 import computes_in_float32, in_float32
+from keras_mp.conversion.to_float32 import computes_in_float32, in_float32
 from keras_mp.rebuild.walk import compute_dtypes
 from keras_mp.reporting.text import error_line
 from keras_mp.stability.sensitive import sensitive_layers

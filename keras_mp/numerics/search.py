@@ -8,12 +8,11 @@ from typing import Any
 
 import keras
 
-from keras_mp.conversion.in_float32 import in_float32
+from keras_mp.conversion.to_float32 import in_float32
 from keras_mp.fp8.selection import decide
 from keras_mp.numerics.audit import audit
 from keras_mp.numerics.audit_report import FORMAT_OF, AuditReport, LayerAudit
-from keras_mp.numerics.checks import check_model
-from keras_mp.numerics.data import batches_of
+from keras_mp.numerics.data import batches_of, check_model
 from keras_mp.numerics.search_report import PolicySearch, Trial
 from keras_mp.numerics.trial import (
     Assignment,

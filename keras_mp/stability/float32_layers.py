@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 import keras
 
@@ -13,7 +13,6 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.common.variables import AutocastScope
 
 from keras_mp import backend
-from keras_mp.rebuild.activation import activation_of
 from keras_mp.rebuild.notes import precision_of_layer
 from keras_mp.rebuild.walk import Config
 from keras_mp.stability.accumulate import MASKED_SCORE, einsum_float32, last_axis
@@ -364,3 +363,34 @@ def _widened(x: Any) -> Any:
 
 def _is_float(x: Any) -> bool:
     return hasattr(x, "dtype") and keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype))
+
+
+# What an activation is: Keras takes any callable, also one without a name.
+
+
+class Activation(NamedTuple):
+    """An activation, without what `functools.partial` puts around it.
+
+    Attributes:
+        function: the callable: a function, an object or a layer; `keras.activations.linear` for None.
+        arguments: the arguments that are bound to it by name.
+        name: the name, for messages; that of the class where the callable has none.
+        registered: the name that Keras saves a function by; "" of another callable.
+    """
+
+    function: Any
+    arguments: dict[str, Any]
+    name: str
+    registered: str
+
+
+def activation_of(given: Any) -> Activation:
+    """What a layer computes with, of the value that it has as its activation."""
+    arguments: dict[str, Any] = {}
+    while isinstance(given, functools.partial) and not given.args:
+        arguments = {**given.keywords, **arguments}
+        given = given.func
+    function = keras.activations.linear if given is None else given
+    named = hasattr(function, "__name__") and isinstance(function, Hashable)
+    name = function.__name__ if named else type(function).__name__
+    return Activation(function, arguments, name, keras.saving.get_registered_name(function) if named else "")

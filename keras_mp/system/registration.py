@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 _ROOMS_WITH_CLASSES = (
-    "conversion.own_policy",
+    "conversion.to_float32",
     "fp8.convert",
     "lean.chunked_loss",
     "lean.gelu",

@@ -12,7 +12,7 @@ def one_mask(monkeypatch):
     """Keras's Dropout layers draw as lean attention does, so that a plain model drops the same probabilities."""
     import keras
 
-    from keras_mp.lean.dropped import kept, keys_of
+    from keras_mp.lean.blockwise_attention import kept, keys_of
 
     def call(self, inputs, training=False):
         if not training or not self.rate:

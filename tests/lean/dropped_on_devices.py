@@ -6,8 +6,7 @@ import pytest
 from drawn import kept_in_numpy, seed_state
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from keras_mp.lean.blockwise_attention import attention
-from keras_mp.lean.dropped import kept, keys_of
+from keras_mp.lean.blockwise_attention import attention, kept, keys_of
 
 BATCH, ROWS, HEADS, FEATURES = 8, 48, 8, 4
 SPLITS = [PartitionSpec("x"), PartitionSpec("x", None, "y"), PartitionSpec(None, "y", "x")]

@@ -10,7 +10,7 @@ from in_own_process import run
 from keras import ops
 
 import keras_mp
-from keras_mp.lean.dropped import kept, keys_of
+from keras_mp.lean.blockwise_attention import kept, keys_of
 
 pytestmark = pytest.mark.jax
 SHAPE = (4, 6, 128, 128)  # samples, heads, rows, columns

@@ -18,7 +18,7 @@ from keras import layers, ops
 
 import keras_mp
 from keras_mp import audit
-from keras_mp.conversion.in_float32 import in_float32
+from keras_mp.conversion.to_float32 import in_float32
 from keras_mp.numerics.ranges import measure
 from keras_mp.precision.formats import FORMATS
 from keras_mp.precision.policy import set_global_policy

@@ -7,7 +7,7 @@ import pytest
 import keras_mp
 from keras_mp.conversion.model_file import shapes_of_step
 from keras_mp.lean.chunked_loss import is_sparse_crossentropy
-from keras_mp.numerics.checks import check_labels
+from keras_mp.numerics.data import check_labels
 
 CLASSES = 7
 SPARSE = keras.losses.SparseCategoricalCrossentropy

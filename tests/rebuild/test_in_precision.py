@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 import keras_mp
-from keras_mp.conversion.in_float32 import in_float32
-from keras_mp.conversion.to_float32 import merged_float32
+from keras_mp.conversion.to_float32 import in_float32, merged_float32
 
 
 class MakesALayer(keras.layers.Layer):

@@ -5,7 +5,7 @@ import numpy as np
 from twins import twin
 
 import keras_mp
-from keras_mp.conversion.in_float32 import in_float32
+from keras_mp.conversion.to_float32 import in_float32
 
 
 def model_with_bfloat16_weights():

@@ -32,7 +32,6 @@ from keras_mp.backend.jax.islands import (
     update_in_one_program,
     without_islands,
 )
-from keras_mp.backend.jax.lookup import lookups_wait
 from keras_mp.backend.jax.lower import lower
 from keras_mp.backend.jax.nonfinite_operation import nonfinite_operation
 from keras_mp.backend.jax.parallel import (
@@ -64,6 +63,7 @@ from keras_mp.backend.jax.tensors import as_keras_variable, as_tensor, bitcast, 
 from keras_mp.backend.jax.transforms import (
     barrier,
     gradient_scope,
+    lookups_wait,
     no_allocation,
     normalize_batch,
     recompute,

@@ -6,9 +6,14 @@ lies between the products reads and writes memory once a kernel there, and once 
 Each function here is the fast one where what is traced may have islands, and elsewhere the plain one, as JAX has it.
 """
 
-from keras_mp.backend.tensorflow.islands.attention import computed_once, product_over_rows, rows_at_once
 from keras_mp.backend.tensorflow.islands.optimizer_update import update_in_one_program
-from keras_mp.backend.tensorflow.islands.programs import fused, without_islands
+from keras_mp.backend.tensorflow.islands.programs import (
+    computed_once,
+    fused,
+    product_over_rows,
+    rows_at_once,
+    without_islands,
+)
 from keras_mp.backend.tensorflow.islands.row_normalization import normalize_rows
 from keras_mp.backend.tensorflow.islands.step import step_scopes
 
