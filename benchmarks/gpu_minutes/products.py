@@ -20,7 +20,7 @@ from fp8_step import step as product_step
 
 from benchmarks.gpu_minutes.process import emit
 from keras_mp.fp8 import Scalings
-from keras_mp.layers import Float8Dense
+from keras_mp.fp8.convert import convert
 from keras_mp.planner.read.hlo import parse
 from keras_mp.planner.read.matmuls import products
 
@@ -90,14 +90,17 @@ def layer_steps(tensors: tuple[jax.Array, ...]) -> dict[str, Step]:
     layers = {
         "Keras float8": keras.layers.Dense(outputs, use_bias=False, dtype="float8_from_mixed_bfloat16"),
         "layer, bfloat16": keras.layers.Dense(**whole),
-        **{f"layer, {recipe}": Float8Dense(scaling=recipe, **whole) for recipe in RECIPES},
+        **{f"layer, {recipe}": keras.layers.Dense(**whole) for recipe in RECIPES},
     }
-    return {name: _layer_step(layer, *tensors) for name, layer in layers.items()}
+    scalings = {f"layer, {recipe}": recipe for recipe in RECIPES}
+    return {name: _layer_step(layer, scalings.get(name), *tensors) for name, layer in layers.items()}
 
 
-def _layer_step(layer: keras.layers.Layer, x: jax.Array, w: jax.Array, g: jax.Array) -> Step:
+def _layer_step(layer: keras.layers.Layer, scaling: str | None, x: jax.Array, w: jax.Array, g: jax.Array) -> Step:
     # A model, whose call brings the weights to 16 bits; a layer's own `stateless_call` does not.
     model = keras.Sequential([keras.Input(x.shape[1:], x.shape[0], dtype="bfloat16"), layer])
+    if scaling is not None:
+        convert(model, scaling, select=lambda path, layer: True)
     values = [w if variable.name == "kernel" else variable.value for variable in model.trainable_variables]
     fixed = [variable.value for variable in model.non_trainable_variables]
 

@@ -8,14 +8,14 @@ from typing import Any
 import keras
 
 from keras_mp.conversion.to_float32 import keep_own_policies
-from keras_mp.fp8.convert import plain_node
-from keras_mp.fp8.layers import Float8Layer
+from keras_mp.fp8.layers import FLOAT8, Float8Layer
 from keras_mp.precision.policy import PRECISIONS
 from keras_mp.rebuild import Config, layers_by_path, rebuild
 from keras_mp.rebuild.quantized_policies import source_of
 from keras_mp.rebuild.walk import Rule
 from keras_mp.stability.stabilized import stabilize
 from keras_mp.system.one_of import one_of
+from keras_mp.treatment.treated import untreated_node
 
 FP8 = "fp8"
 
@@ -81,7 +81,7 @@ def _rule(old: str, new: str) -> Rule:
         changes["dtype", old] = new
 
     def rule(node: Config, layer: Any) -> Config:
-        node = plain_node(node)
+        node = untreated_node(node, (FLOAT8,))
         if node.get("class_name") == "DTypePolicy" and node["config"]["name"] == old:
             return policy
         return {

@@ -9,10 +9,9 @@ from typing import Any
 
 import keras
 
-from keras_mp.fp8.convert import plain_node as without_fp8
 from keras_mp.fp8.convert import without_float8
-from keras_mp.fp8.layers import Float8Layer
-from keras_mp.lean.lean_model import plain_node as without_lean
+from keras_mp.fp8.layers import FLOAT8, Float8Layer
+from keras_mp.lean.lean_model import LEAN
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild import Config, RebuildError, layers_by_path, rebuild, widen
 from keras_mp.rebuild.arguments import REGISTERED_NAME
@@ -26,7 +25,7 @@ from keras_mp.rebuild.quantized_policies import (
 from keras_mp.rebuild.walk import compute_dtypes, graph_of, with_self
 from keras_mp.stability.sensitive import LOW_PRECISION, names_in
 from keras_mp.system.packages import LIBRARIES, package_of
-from keras_mp.treatment.treated import Treatment, register_treatments, treat
+from keras_mp.treatment.treated import Treatment, register_treatments, treat, untreated_node
 
 LOW_PRECISION_NAMES = frozenset({"float16", "half", "bfloat16", "mixed_float16", "mixed_bfloat16"})
 # What a dtype-like string must never be mistaken for: how a thing is called.
@@ -51,7 +50,7 @@ def to_float32(node: Config, layer: Any) -> Config:
     FP8 layers and lean ones become plain ones. Weights that are quantized to integers stay so, and are dequantized to
     float32.
     """
-    node = without_fp8(without_lean(node))
+    node = untreated_node(node, (FLOAT8, *LEAN))
     kind = node.get("class_name")
     if kind in LOW_POLICY_CLASSES or (kind == "DTypePolicy" and _is_low(node["config"]["name"])):
         return FLOAT32_POLICY

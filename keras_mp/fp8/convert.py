@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import keras
 
 from keras_mp.fp8.layers import (
     FLOAT8,
-    Config,
-    Float8Dense,
-    Float8EinsumDense,
     Float8Layer,
     build_history,
-    give_scaling,
     set_history,
 )
 from keras_mp.fp8.scaling import Scaling, Scalings, get_scalings
@@ -33,28 +28,15 @@ from keras_mp.treatment.treated import (
     Treatment,
     rebase,
     register_treatments,
-    untreated_node,
 )
 from keras_mp.treatment.waiting import register_calls, waits
 
 # FP8 as a treatment of a layer.
 
-# Layers that a user made FP8 ones, and the plain class of each.
-PLAIN: dict[type, type] = {
-    Float8Dense: keras.layers.Dense,
-    Float8EinsumDense: keras.layers.EinsumDense,
-}
-_PLAIN_NAMES = {keras.saving.get_registered_name(cls): plain for cls, plain in PLAIN.items()}
-
-
-def _mixin(original: type, names: Collection[str]) -> type | None:
-    return None if issubclass(original, Float8Layer) else Float8Layer
-
-
 register_treatments(
     {
         FLOAT8: Treatment(
-            _mixin,
+            lambda original, names: Float8Layer,
             undo=lambda layer: set_history(layer, None),
             built=build_history,
             order=1,
@@ -63,13 +45,6 @@ register_treatments(
         )
     }
 )
-
-
-def make_plain(layer: Any) -> None:
-    """Makes a layer of one of this kit's FP8 classes one of Keras's, in place."""
-    rebase(layer, PLAIN[original_class(layer)])
-    set_history(layer, None)
-    give_scaling(layer, None)
 
 
 @contextmanager
@@ -82,8 +57,7 @@ def without_float8(model: keras.Model) -> Iterator[None]:
             set_history(layer, None)
             before.append((layer, type(layer), dict(treatments_of(layer)), history))
             treatments_of(layer).pop(FLOAT8, None)
-            original = original_class(layer)
-            rebase(layer, PLAIN.get(original, original))
+            rebase(layer, original_class(layer))
     try:
         yield
     finally:
@@ -91,17 +65,6 @@ def without_float8(model: keras.Model) -> Iterator[None]:
             treatments_of(layer).update(treatments)
             layer.__class__ = cls
             set_history(layer, history)
-
-
-def plain_node(node: Config) -> Config:
-    """Rewrites the config of an FP8 layer to that of the plain layer; any other dict is returned as it is."""
-    node = untreated_node(node, (FLOAT8,))
-    plain = _PLAIN_NAMES.get(node.get("registered_name") or "")
-    if plain is None:
-        return node
-    config = {key: value for key, value in node["config"].items() if key != "scaling"}
-    named = {"module": "keras.layers", "class_name": plain.__name__, "registered_name": None}
-    return {**node, **named, "config": config}
 
 
 # A model whose matrix products run in FP8, and back.
@@ -251,11 +214,6 @@ def _why_none(decisions: list[Decision], select: Select | None, scalings: Scalin
     anyway = "; select=lambda path, layer: True converts every layer that can be converted" if select is None else ""
     layers = f"{len(decisions)} Dense and EinsumDense layers"
     return f"nothing is in {scalings.title} of the {layers}. {listed}. keras_mp.report(model) lists them{anyway}"
-
-
-def made_plain(model: keras.Model) -> list[tuple[Any, Callable[[Any], None]]]:
-    """The layers of a model that are of this kit's FP8 classes, each with the function that makes it one of Keras's."""
-    return [(layer, make_plain) for layer in layers_by_path(model).values() if original_class(layer) in PLAIN]
 
 
 def decisions(

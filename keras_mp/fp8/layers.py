@@ -1,4 +1,4 @@
-"""Keras's Dense and EinsumDense with FP8 matrix products, and the amaxes of the steps before that they keep."""
+"""Dense and EinsumDense layers with FP8 matrix products, and the amaxes of the steps before that they keep."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ import numpy as np
 from keras.src.backend.common.variables import AutocastScope
 
 from keras_mp import backend
-from keras_mp.fp8.equations import problem
 from keras_mp.fp8.quantize import read_kernel
 from keras_mp.fp8.scaled_product import matmul
-from keras_mp.fp8.scaling import ROLES, Scalings, get_scalings
+from keras_mp.fp8.scaling import ROLES, Scalings
 from keras_mp.rebuild.notes import treatments_of
-from keras_mp.rebuild.walk import Config
 from keras_mp.stability.float32_layers import SumsInFloat32
 
 # The amaxes of the steps before: how a layer keeps them, and how they leave a backward pass.
@@ -148,29 +146,13 @@ class Float8Layer(SumsInFloat32):
     compute_dtype: str
     path: str
     name: str
-    built: bool
     _tracker: Any
     amax_history: AmaxHistory | None = None
-    _scaling: Scalings
 
     @property
     def scaling(self) -> Scalings:
-        """How operands are scaled. That of a built layer is changed by `keras_mp.convert(model, scaling)`."""
-        return treatments_of(self).get(FLOAT8) or self._scaling
-
-    @scaling.setter
-    def scaling(self, scaling: Any) -> None:
-        scalings = get_scalings(scaling)
-        if self.built and _kept(scalings) != _kept(self.scaling):
-            raise ValueError(
-                f"scaling={scalings} keeps {scalings.kept} amaxes of a role, and the built layer {self.path!r} "
-                f"{self.scaling.kept}: change it with keras_mp.convert(model, scaling)"
-            )
-        give_scaling(self, scalings)
-
-    def build(self, input_shape: Any) -> None:
-        super().build(input_shape)  # type: ignore[misc]
-        build_history(self)
+        """How operands are scaled; `keras_mp.convert(model, scaling)` changes it."""
+        return treatments_of(self)[FLOAT8]
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         with AutocastScope(None):
@@ -187,24 +169,10 @@ class Float8Layer(SumsInFloat32):
         """The product, without bias and activation, as `keras_mp.fp8.matmul` takes its arguments."""
         return matmul(inputs, kernel, self.scaling, equation=getattr(self, "equation", ""), **arguments)
 
-    def get_config(self) -> Config:
-        scaling = keras.saving.serialize_keras_object(self.scaling)
-        return {**super().get_config(), "scaling": scaling}  # type: ignore[misc]
-
-
-def give_scaling(layer: Any, scalings: Scalings | None) -> None:
-    """Notes the scalings of an FP8 layer, past Keras's tracking of attributes; None takes away those of its class."""
-    if scalings is None:
-        vars(layer).pop("_scaling", None)
-    elif FLOAT8 in treatments_of(layer):
-        treatments_of(layer)[FLOAT8] = scalings
-    else:
-        vars(layer)["_scaling"] = scalings
-
 
 def build_history(layer: Any) -> None:
     """Gives an FP8 layer the amax history that its scalings need, with the newest of the amaxes it has."""
-    old, length = layer.amax_history, _kept(layer.scaling)
+    old, length = layer.amax_history, (layer.scaling.kept, layer.scaling.counts)
     if old is not None and (old.length, old.counts_steps) == length:
         return
     store: dict[str, Any] = {}
@@ -229,55 +197,3 @@ def set_history(layer: Any, history: AmaxHistory | None) -> None:
     if history is not None:
         layer.amax_history = history
     layer._tracker.lock()
-
-
-def _kept(scalings: Scalings) -> tuple[int, bool]:
-    return scalings.kept, scalings.counts
-
-
-@keras.saving.register_keras_serializable("keras_mp")
-class Float8Dense(Float8Layer, keras.layers.Dense):
-    """`keras.layers.Dense` whose product and both gradients are FP8 products; see `keras_mp.fp8.matmul`.
-
-    Everything else is as in Dense: activation, bias, regularizers, constraints, LoRA, and float32 weights under the
-    policies "mixed_bfloat16" and "mixed_float16". Under "float32" the result is not rounded to 16 bits.
-
-    Args:
-        units: the number of features of the result.
-        scaling: a `Scalings`, a `Scaling` for all operands, or the name of one of the kit's; "current" by default.
-        **arguments: further arguments of `keras.layers.Dense`.
-
-    Raises:
-        ValueError: If the scaling is unknown, and where Dense raises it.
-        TypeError: If the layer is called on integers.
-    """
-
-    def __init__(self, units: int, activation: Any = None, *, scaling: Any = None, **arguments: Any) -> None:
-        super().__init__(units, activation, **arguments)
-        self.scaling = scaling
-
-
-@keras.saving.register_keras_serializable("keras_mp")
-class Float8EinsumDense(Float8Layer, keras.layers.EinsumDense):
-    """`keras.layers.EinsumDense` whose product and both gradients are FP8 products; see `keras_mp.fp8.matmul`.
-
-    Args:
-        equation: a matrix product of an input and a kernel: each label stands in two of its three terms, as in
-            "abc,cde->abde".
-        output_shape: the shape of the result without the batch, as in EinsumDense.
-        scaling: a `Scalings`, a `Scaling` for all operands, or the name of one of the kit's; "current" by default.
-        **arguments: further arguments of `keras.layers.EinsumDense`.
-
-    Raises:
-        ValueError: If the equation is no matrix product, if the scaling is unknown, and where EinsumDense raises it.
-        TypeError: If the layer is called on integers.
-    """
-
-    def __init__(
-        self, equation: str, output_shape: Any, activation: Any = None, *, scaling: Any = None, **arguments: Any
-    ) -> None:
-        wrong = problem(equation)
-        if wrong:
-            raise ValueError(f"Float8EinsumDense computes matrix products of an input and a kernel, but {wrong}")
-        super().__init__(equation, output_shape, activation, **arguments)
-        self.scaling = scaling

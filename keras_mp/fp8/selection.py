@@ -82,7 +82,7 @@ def decide(model: keras.Model, select: Select | None = None, target: Target | No
     return [
         _decide(path, layer, select, ends, predict)
         for path, layer in layers_by_path(model).items()
-        if isinstance(layer, (*MATRIX_LAYERS, Float8Layer))
+        if isinstance(layer, MATRIX_LAYERS)
     ]
 
 
@@ -148,7 +148,7 @@ def _told(cost: Cost) -> str:
 
 def _impossible(layer: keras.layers.Layer) -> str:
     plain = original_class(layer)
-    if plain not in MATRIX_LAYERS and not issubclass(plain, Float8Layer):
+    if plain not in MATRIX_LAYERS:
         return f"{plain.__name__} has code of its own, which an FP8 layer would not run"
     if not layer.built:
         return "it is not built: call the model once on a batch"

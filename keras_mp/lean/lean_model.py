@@ -34,7 +34,7 @@ from keras_mp.lean.lean_layers import (
 from keras_mp.lean.recompute import Remat
 from keras_mp.lean.remat_blocks import choose_blocks, recomputed_blocks, treatments_for
 from keras_mp.lean.training_step import STEP, LeanStep
-from keras_mp.rebuild import Config, layers_by_path
+from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.stability.attention_as_asked import AttentionAsAsked, attending
 from keras_mp.stability.float32_layers import Float32Inside
@@ -42,7 +42,7 @@ from keras_mp.stability.sensitive import LOW_PRECISION, names_in, routers
 from keras_mp.stability.stabilized import result_mixin
 from keras_mp.system.packages import LIBRARIES, package_of
 from keras_mp.treatment.change import change, undo
-from keras_mp.treatment.treated import Treatment, register_treatments, untreated_node
+from keras_mp.treatment.treated import Treatment, register_treatments
 from keras_mp.treatment.waiting import register_calls, waits
 
 # Which parts of a model can be lean, and why the others cannot.
@@ -206,11 +206,6 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
             f"make_lean({model.name!r}): nothing in the model can become lean. {_why_none(parts)}", stacklevel=2
         )
     return model
-
-
-def plain_node(node: Config) -> Config:
-    """Rewrites the config of a lean layer to that of the plain one; any other dict is returned as it is."""
-    return untreated_node(node, LEAN)
 
 
 def _why_none(parts: list[Any]) -> str:

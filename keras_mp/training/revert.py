@@ -6,7 +6,7 @@ import warnings
 
 import keras
 
-from keras_mp.fp8.convert import FLOAT8, made_plain
+from keras_mp.fp8.layers import FLOAT8
 from keras_mp.lean.lean_model import LEAN
 from keras_mp.lean.training_step import STEP_ON_A_CPU
 from keras_mp.loss_scaling.loss_scale import LossScale, NoLossScale
@@ -36,8 +36,7 @@ def revert(model: keras.Model, *changes: str) -> keras.Model:
     slots of 8 or 16 bits are float32.
 
     Args:
-        model: a built Keras model, or one whose changes wait for its first batch. `Float8Dense` and `Float8EinsumDense`
-            layers become plain ones, whoever made them.
+        model: a built Keras model, or one whose changes wait for its first batch.
         changes: the names of the changes to undo, "stabilize", "convert" and "make_lean" (with `narrow_frozen` and
             recomputed blocks); by default all, and what `prepare` did.
 
@@ -68,7 +67,7 @@ def revert(model: keras.Model, *changes: str) -> keras.Model:
     names = [treatment for change in wanted for treatment in _CHANGES[change]]
     if not changes:
         names += [ATOMIC, STEP_ON_A_CPU]
-    undo(model, names, also=made_plain(model) if "convert" in wanted else ())
+    undo(model, names)
     for name, optimizer in optimizers_of(model).items() if not changes else ():
         for leaf in leaves(unwrapped(optimizer)):
             vars(leaf).pop("_backend_apply_gradients", None)
