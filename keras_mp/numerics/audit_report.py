@@ -35,7 +35,6 @@ class LayerAudit:
         path: the names that lead to the layer, joined with `/`.
         kind: the name of the layer's class.
         calls: the number of times that a step calls it.
-        flops: the operations of its matrix products and convolutions in a forward pass.
         ranges: the range of each tensor: "input", "output", "kernel" (its weights), "kernel gradient", "output
             gradient", and of the tensors inside: "before activation", "scores".
         damage: the share of the loss, for each format, by which rounding the layer's output and its weights changes it,
@@ -57,7 +56,6 @@ class LayerAudit:
     path: str
     kind: str
     calls: int = 0
-    flops: int = 0
     ranges: dict[str, Range] = field(default_factory=dict)
     damage: dict[str, float] = field(default_factory=dict)
     input_damage: dict[str, float] = field(default_factory=dict)
@@ -153,7 +151,7 @@ class AuditReport(Report):
 
 
 def _layer_dict(audited: LayerAudit) -> dict[str, Any]:
-    names = ["path", "kind", "calls", "flops", "damage", "input_damage", "response", "gradient_error"]
+    names = ["path", "kind", "calls", "damage", "input_damage", "response", "gradient_error"]
     tensors = {role: _range_dict(values) for role, values in audited.ranges.items()}
     return {name: getattr(audited, name) for name in [*names, "scales", "verdicts"]} | {"tensors": tensors}
 

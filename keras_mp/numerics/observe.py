@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +15,7 @@ from keras_mp import backend
 from keras_mp.backend.common.calls import wrapped_methods
 from keras_mp.backend.common.nonfinite_origin import Frame, Tap
 from keras_mp.numerics.plain_step import explained, loss_of
-from keras_mp.numerics.products import noted_products
 from keras_mp.rebuild import children_of, layers_by_path, operations_of
-
-# Layers whose body is traced once and runs at each time step.
-_REPEATING = (keras.layers.RNN, keras.layers.TimeDistributed)
 
 
 @dataclass
@@ -33,7 +28,6 @@ class Call:
         inputs: places in `Record.tensors` of the float tensors that went in, cast as the layer casts them.
         outputs: places in `Record.tensors` of the float tensors that came out.
         inner: places in `Record.tensors` of the tensors inside, by name: "before activation", "scores".
-        flops: the floating-point operations of the products that it makes itself, without those of the layers inside.
         began: the time at which the call began, counted in begins and ends of calls.
         ended: the time at which it ended; a layer inside another ends before it.
     """
@@ -43,7 +37,6 @@ class Call:
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     inner: dict[str, int] = field(default_factory=dict)
-    flops: int = 0
     began: int = -1
     ended: int = -1
 
@@ -75,7 +68,6 @@ class _Recorder:
         self._places: dict[int, int] = {}
         self._tapped = self._clock = 0
         self._open: list[Call] = []
-        self._counting = True
 
     def wrap(self, path: str, layer: keras.Operation, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if name == "activation":
@@ -106,37 +98,13 @@ class _Recorder:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._open and self._open[-1].layer is layer:
-                self._counting = False  # what is computed to be looked at is no part of the layer
                 x = read(*args, *kwargs.values())
-                self._counting = True
                 place = self._keep(x) if _is_float(x) else None
                 if place is not None:
                     self._open[-1].inner[name] = place
             return function(*args, **kwargs)
 
         return call
-
-    def count(self, flops: int, result: Any) -> None:
-        """Adds the operations of a product to those of the call that makes it.
-
-        Keras traces the body of a recurrent or a `TimeDistributed` layer once, and runs it at each time step. The body
-        of any other loop counts once.
-        """
-        if not self._open or not self._counting:
-            return
-        if self._tap(result, False) is not None:
-            # TensorFlow also traces the first time step of a recurrent layer by itself, and never runs it.
-            if not any(isinstance(made.layer, keras.layers.RNN) and not made.layer.unroll for made in self._open):
-                self._open[-1].flops += flops
-            return
-        repeats = [self._time_steps(made) for made in self._open if isinstance(made.layer, _REPEATING)]
-        # The tensors of a call within a loop are not seen, so that no report has it.
-        seen = [made for made in self._open if made.inputs]
-        (seen or self._open)[-1].flops += flops * math.prod(repeats)
-
-    def _time_steps(self, made: Call) -> int:
-        # None where the time axis is open, in the trace that looks at the shapes alone.
-        return (self.record.shapes[made.inputs[0]][1] or 1) if made.inputs else 1
 
     def _enter(self, made: Call, x: Any) -> Any:
         if not _is_float(x):
@@ -265,14 +233,8 @@ class ObservedStep:
     def _forward(self, tap: Tap, batch: Any) -> tuple[Any, list[Any]]:
         (x, y, sample_weight), scale = (*batch[0], None, None)[:3], batch[1]
         recorder = _Recorder(tap, self._tap_inputs)
-        with (
-            wrapped_methods(
-                layers_and_operations(self.model).items(),
-                ("call", "quantized_call", "activation", "_compute_attention"),
-                recorder.wrap,
-            ),
-            noted_products(recorder.count),
-        ):
+        methods = ("call", "quantized_call", "activation", "_compute_attention")
+        with wrapped_methods(layers_and_operations(self.model).items(), methods, recorder.wrap):
             loss = loss_of(self.model, x, y, sample_weight)
         self.record = recorder.record
         return loss * scale, [loss, *self.record.tensors]

@@ -24,6 +24,7 @@ from keras_mp.numerics.trial import (
     units_of,
 )
 from keras_mp.precision.policy import COMPUTES_IN
+from keras_mp.rebuild import layers_by_path, own_variables
 from keras_mp.reporting.progress import Tell, progress
 from keras_mp.system.whole_number import whole_number
 
@@ -294,7 +295,7 @@ class _Search:
             tuple(path for path in self.fp8 if path in assignment.fp8),
             self._policy(assignment),
             self.tried,
-            self._work(assignment),
+            self._shares(assignment),
             self.report.loss_scale,
             self.tolerance,
             message,
@@ -311,11 +312,10 @@ class _Search:
                 policies[member.path or member.name] = keras.DTypePolicy(precision)
         return keras.dtype_policies.DTypePolicyMap(assignment.base, policies)
 
-    def _work(self, assignment: Assignment) -> dict[str, float]:
-        work = dict.fromkeys(CANDIDATES, 0)
-        for path, layer in self.audits.items():
-            unit = self._unit_of(path)
-            precision = "fp8" if path in assignment.fp8 else assignment.precision(unit)
-            work[precision] += layer.flops
-        total = sum(work.values()) or 1
-        return {name: count / total for name, count in work.items()}
+    def _shares(self, assignment: Assignment) -> dict[str, float]:
+        weights = dict.fromkeys(CANDIDATES, 0)
+        for path, layer in layers_by_path(self.model).items():
+            precision = "fp8" if path in assignment.fp8 else assignment.precision(self._unit_of(path))
+            weights[precision] += sum(math.prod(weight.shape) for weight in own_variables(layer))
+        total = sum(weights.values()) or 1
+        return {name: count / total for name, count in weights.items()}

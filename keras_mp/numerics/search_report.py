@@ -57,7 +57,7 @@ class PolicySearch(Report):
         policy: a `keras.dtype_policies.DTypePolicyMap` of base and restored, for
             `keras.config.set_dtype_policy(search.policy)` before a model is built of layers with the same names.
         tried: the mixes in the order in which they were tried.
-        work: the share of the floating-point operations of products and convolutions in each precision.
+        shares: the share of the weights in each precision.
         loss_scale: the initial loss scale to begin float16 with.
         tolerance: the largest relative difference that was allowed.
         message: a sentence that says what was found.
@@ -72,7 +72,7 @@ class PolicySearch(Report):
     fp8_layers: tuple[str, ...]
     policy: Any
     tried: list[Trial]
-    work: dict[str, float]
+    shares: dict[str, float]
     loss_scale: float
     tolerance: float
     message: str
@@ -127,7 +127,7 @@ class PolicySearch(Report):
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values, without `policy`, which base and restored define, and `audit`."""
-        names = ("message", "base", "restored", "fp8_layers", "work", "loss_scale", "tolerance", "tried", "layers")
+        names = ("message", "base", "restored", "fp8_layers", "shares", "loss_scale", "tolerance", "tried", "layers")
         return plain_values({name: getattr(self, name) for name in (*names, "closed")})
 
     def _html(self) -> str:
@@ -135,7 +135,8 @@ class PolicySearch(Report):
 
     def _answer(self) -> list[Sentence]:
         said = [Sentence("", self.message)]
-        said.append(Sentence("Operations", f"{self.shares or 'no products'}. {len(self.tried)} mixes were tried."))
+        shares = ", ".join(f"{share:.1%} in {name}" for name, share in self.shares.items() if share)
+        said.append(Sentence("Weights", f"{shares or 'none'}. {len(self.tried)} mixes were tried."))
         closed = (name.rpartition(".")[2] for name in self.closed)
         said += [Sentence("", f"Each {name} has one precision: its code cannot mix them", rank=1) for name in closed]
         named = ((shorten_middle(path, _NAMED), precision) for path, precision in self.restored.items())
@@ -144,11 +145,6 @@ class PolicySearch(Report):
     def _tables(self) -> dict[str, list[RenderableType]]:
         names = ("layer", "precision")
         return {"layers": [ColumnTable("Restored", names, names, rows=self.restored.items())]} if self.restored else {}
-
-    @property
-    def shares(self) -> str:
-        """The share of the operations in each precision, in words."""
-        return ", ".join(f"{share:.1%} in {name}" for name, share in self.work.items() if share)
 
 
 def _same_layers(model: keras.Model, expected: tuple[str, ...], closed: frozenset[str]) -> dict[str, str]:
@@ -181,8 +177,10 @@ def _page(search: dict[str, Any]) -> str:
         "<h1>Precision of each layer</h1>",
         f"<p>{escape(search['message'])}</p>",
         f"<p>Tolerance {search['tolerance']:g}; initial loss scale for float16 {search['loss_scale']:g}.</p>",
-        "<h2>Operations</h2>",
-        table(("precision", "share"), [(name, f"{share:.1%}") for name, share in search["work"].items()], numbers=(1,)),
+        "<h2>Weights</h2>",
+        table(
+            ("precision", "share"), [(name, f"{share:.1%}") for name, share in search["shares"].items()], numbers=(1,)
+        ),
         "<h2>Layers</h2>",
         table(("layer", "precision"), [*search["restored"].items(), *precisions]),
         "<h2>Layers in FP8</h2>",

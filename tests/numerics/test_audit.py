@@ -54,7 +54,6 @@ def test_every_tensor_of_a_layer_is_measured_exactly():
         assert seen.values == values.size
         assert seen.loss("bfloat16").sqnr == pytest.approx(measure(values, "bfloat16").sqnr, abs=1.5), role
     assert report.loss == pytest.approx(((prediction - y) ** 2).mean(), rel=1e-5)
-    assert first.flops == 2 * 16 * 8 * 4
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="retracing is TensorFlow's")

@@ -68,7 +68,7 @@ def test_a_compiled_task_is_searched_and_built_again_with_its_loss_and_its_scale
     keras.config.set_dtype_policy(low)
     model, x, y = task()
     search = keras_mp.search_policy(model, [(x, y), (x, y)], [low, "float32"], tolerance=0.5, steps=1, held_out=1)
-    assert search.work[low] > 0
+    assert search.shares[low] > 0
     built = search.apply(lambda: task()[0])
     assert built.compiled and built.loss is not None
     assert isinstance(built.optimizer, LossScaleOptimizer) == (not JAX)

@@ -40,15 +40,15 @@ def test_exactly_the_two_unsafe_layers_are_restored(searched):
     assert search.policy["dense_0"].name == "mixed_bfloat16" and search.policy["dense_1"].name == "mixed_float16"
     assert isinstance(search.policy, keras.dtype_policies.DTypePolicyMap)
     by_hand = 2 * 16 * 16  # the FLOPs of a record: two products of 16 columns, of 8 and 16 inputs
-    assert search.work["mixed_float16"] == pytest.approx((by_hand + 32) / (2 * by_hand + 2 * 8 * 16 + 32))
-    assert sum(search.work.values()) == pytest.approx(1)
+    assert search.shares["mixed_float16"] == pytest.approx((by_hand + 32) / (2 * by_hand + 2 * 8 * 16 + 32))
+    assert sum(search.shares.values()) == pytest.approx(1)
     assert not search.tried[0].passed and search.tried[0].restored == ()
 
 
 def test_a_safe_model_keeps_everything_low():
     model, _ = healthy()
     search = search_policy(model, batches(), FLOAT16)
-    assert search.restored == {} and search.work["mixed_float16"] == 1 and len(search.tried) == 1
+    assert search.restored == {} and search.shares["mixed_float16"] == 1 and len(search.tried) == 1
     assert "All layers pass" in str(search) and "100.0% in mixed_float16" in str(search)
 
 
@@ -56,7 +56,7 @@ def test_fp8_where_it_passes():
     model, _ = healthy()
     search = search_policy(model, batches(4, 64), tolerance=0.5)
     assert search.fp8_layers == ("first", "second", "head") and search.base == "mixed_bfloat16"
-    assert search.work["fp8"] == 1
+    assert search.shares["fp8"] == 1
     model = search.apply(lambda: healthy()[0])
     assert [each.path for each in decisions(model) if each.float8] == ["first", "second", "head"]
 
@@ -68,15 +68,15 @@ def test_fp8_layers_are_restored_to_meet_a_tolerance():
     assert len(search.fp8_layers) < 3
     final = [trial for trial in search.tried if trial.passed]
     assert final or "float32" in search.message
-    flops = {"first": 8 * 8, "second": 8 * 8, "head": 8}
-    in_fp8 = sum(flops[path] for path in search.fp8_layers)
-    assert search.work.get("fp8", 0) == pytest.approx(in_fp8 / sum(flops.values()), rel=1e-12)
+    weights = {layer.name: layer.count_params() for layer in model.layers}
+    in_fp8 = sum(weights[path] for path in search.fp8_layers)
+    assert search.shares.get("fp8", 0) == pytest.approx(in_fp8 / sum(weights.values()), rel=1e-12)
 
 
 def test_a_tolerance_that_nothing_meets_gives_float32_and_says_so():
     model, _ = healthy()
     search = search_policy(model, batches(), FLOAT16, tolerance=1e-9)
-    assert search.base == "float32" and search.restored == {} and search.work["float32"] == 1
+    assert search.base == "float32" and search.restored == {} and search.shares["float32"] == 1
     assert "Nothing below float32 meets a tolerance of 1e-09" in search.message
 
 

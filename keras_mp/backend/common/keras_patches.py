@@ -124,28 +124,13 @@ PATCHES: tuple[Patch, ...] = (
         "steps_per_execution above 1 fails on several replicas, even with plain SGD (keras#19246).",
     ),
 )
-PATCHES += tuple(
-    Patch(
-        f"keras.src.backend:{module}",
-        name,
-        ("tensorflow", "jax"),
-        _VERSIONS,
-        "There is no hook that sees each product of a layer, whose operations are counted.",
-    )
-    for module, names in (
-        ("numpy", ("matmul", "dot", "inner", "vdot", "tensordot", "einsum")),
-        ("nn", ("conv", "depthwise_conv", "separable_conv", "conv_transpose")),
-    )
-    for name in names
-)
 PATCHES += (
     Patch(
         "keras.src.backend:nn",
         "dot_product_attention",
-        ("tensorflow", "jax"),
+        ("jax",),
         _VERSIONS,
-        "On a TPU it attends causally where there is no mask, and with scores that are not scaled. Also its operations "
-        "are counted.",
+        "On a TPU it attends causally where there is no mask, and with scores that are not scaled.",
     ),
     Patch(
         "keras.src.backend:numpy",
@@ -161,13 +146,6 @@ PATCHES += (
         _VERSIONS,
         "The gradient of an embedding begins with zeros that XLA for GPUs makes before the backward pass, and keeps.",
     ),
-    Patch(
-        "keras.src.backend:core",
-        "custom_gradient",
-        ("jax",),
-        _VERSIONS,
-        "JAX traces a gradient beside its function, and the products of the two are to be told apart.",
-    ),
 )
 PATCHES += tuple(
     Patch(
@@ -177,7 +155,7 @@ PATCHES += tuple(
         _VERSIONS,
         "In a step on a CPU it is many kernels, and a model may call it anywhere, not only in layers.",
     )
-    for name in ("gelu", "silu")
+    for name in ("conv", "gelu", "silu")
 )
 PATCHES += tuple(
     Patch(

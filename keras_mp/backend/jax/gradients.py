@@ -8,7 +8,6 @@ forward mode computes it, as the transpose of the gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -23,17 +22,11 @@ from jax.interpreters import ad, batching, mlir
 HAS_SPARSE_GRADIENTS = False
 # A Keras optimizer that accumulates makes its update in every step, and then chooses between old and new values.
 ACCUMULATING_COPIES = True
-_in_gradient: ContextVar[bool] = ContextVar("in_gradient", default=False)
 
 
 def in_forward_mode(tensors: Sequence[Any]) -> bool:
     """Returns False: JAX has forward mode for what `custom_gradient` makes."""
     return False
-
-
-def in_gradient() -> bool:
-    """Whether a gradient is traced, which JAX does beside its function."""
-    return _in_gradient.get()
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,11 +92,7 @@ def _tangents(
     places = [place for place, moves in enumerate(moving) if moves]
 
     def transposed(*upstream: Any) -> list[Any]:
-        token = _in_gradient.set(True)
-        try:
-            to_arguments = gradient(*upstream)
-        finally:
-            _in_gradient.reset(token)
+        to_arguments = gradient(*upstream)
         to_arguments = to_arguments if isinstance(to_arguments, list | tuple) else [to_arguments]
         pairs = [(to_arguments[place], arguments[place]) for place in places]
         return [jnp.zeros_like(argument) if to_one is None else to_one for to_one, argument in pairs]

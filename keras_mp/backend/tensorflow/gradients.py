@@ -41,11 +41,6 @@ def in_forward_mode(tensors: Sequence[Any]) -> bool:
     return bool(forwardprop_util.pack_tangents(list(tensors)).tangents)
 
 
-def in_gradient() -> bool:
-    """Returns False: TensorFlow calls a gradient in the backward pass alone."""
-    return False
-
-
 def with_derivatives_of(formula: Callable[..., Any], values: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
     """Returns tensors that have the derivatives of a formula for them.
 
