@@ -16,14 +16,3 @@ from keras_mp.backend.tensorflow.islands.programs import (
 )
 from keras_mp.backend.tensorflow.islands.row_normalization import normalize_rows
 from keras_mp.backend.tensorflow.islands.step import step_scopes
-
-__all__ = [
-    "computed_once",
-    "fused",
-    "normalize_rows",
-    "product_over_rows",
-    "rows_at_once",
-    "step_scopes",
-    "update_in_one_program",
-    "without_islands",
-]
