@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 from rich.console import RenderableType
@@ -158,7 +158,6 @@ def report(
     model: keras.Model,
     *,
     scaling: Scalings | Scaling | str | None = None,
-    select: Callable[[str, Any], bool] | None = None,
     target: str | None = None,
     batch_size: int = 8,
 ) -> ModelReport:
@@ -177,7 +176,6 @@ def report(
         model: a built Keras model, before or after any of the three, or loaded from a file; or one that waits for its
             first batch.
         scaling: a scaling or its name, as `convert` would be given it.
-        select: a function `select(path, layer) -> bool`, as `convert` would be given it.
         target: a chip's name, such as "h100", for which the gain of each product is predicted from the chip's rates;
             `convert(model, target=...)` chooses by it.
         batch_size: the batch size for that prediction, where the model's inputs do not say it.
@@ -204,7 +202,7 @@ def report(
     if calls := tuple(waiting(model)):
         return ModelReport(model.name, (), "", scalings.title, "", "", waiting=calls)
     check_built(model)
-    products = decisions(model, select, target, batch_size, scalings)
+    products = decisions(model, None, target, batch_size, scalings)
     formats = dict.fromkeys(one.layer.scaling.title for one in products if isinstance(one.layer, Float8Layer))
     parts = [
         *_stable(model),
@@ -213,7 +211,6 @@ def report(
     ]
     options = {
         "scaling": repr(scaling) if isinstance(scaling, str) else scaling and scalings,
-        "select": None if select is None else getattr(select, "__name__", "select"),
         "target": target and repr(target),
         "batch_size": batch_size if target and batch_size != 8 else None,
     }

@@ -208,14 +208,6 @@ class TestOnAModel:
         np.testing.assert_array_equal(again.get_layer("shared").kernel, trained.get_layer("shared").kernel)
         assert convert(again).get_layer("shared").scaling == Scalings.named("delayed")
 
-    def test_the_recipe_of_a_built_layer_is_not_swapped(self):
-        layer = float8_dense(4, scaling="delayed")
-        layer.build((None, 4))
-        with pytest.raises(ValueError, match="keeps 3 amaxes of a role, and the built layer .* 16: change it"):
-            layer.scaling = Scalings.named("delayed", history=3)
-        layer.scaling = Scalings.named("delayed", margin=1)
-        assert layer.scaling.all[0].margin == 1
-
     def test_files_of_itself_and_weights_of_other_recipes_and_of_the_plain_model(self, trained, tmp_path):
         before = histories(trained)
         trained.save(tmp_path / "model.keras")
