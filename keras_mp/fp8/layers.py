@@ -8,10 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
-# Private, because Keras has no public way to read one variable in its own dtype.
-from keras.src.backend.common.variables import AutocastScope
-
 from keras_mp import backend
+from keras_mp.backend.common.keras_private import AutocastScope
 from keras_mp.fp8.quantize import read_kernel
 from keras_mp.fp8.scaled_product import matmul
 from keras_mp.fp8.scaling import ROLES, Scalings

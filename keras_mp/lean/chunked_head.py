@@ -12,11 +12,8 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-# Private, because Keras has no public way to read one variable in its own dtype, or to see a tensor's mask.
-from keras.src.backend import get_keras_mask
-from keras.src.backend.common.variables import AutocastScope
-
 from keras_mp import backend
+from keras_mp.backend.common.keras_private import AutocastScope, get_keras_mask
 from keras_mp.backend.common.lowered import call_scope
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.lean.chunked_loss import ChunkedCrossEntropy, measure, measures

@@ -6,16 +6,13 @@ from typing import Any, NamedTuple
 
 import keras
 
-# Private, because Keras has no public way to see a tensor's mask, or to divide a mean by the number of TensorFlow's
-# replicas, over which the gradients are added up.
-from keras.src.backend import get_keras_mask
-
-# Private, as they are what Keras's own metrics and `compute_metrics` use: a mask as weights, and the scope that says
-# whether variables can be made.
-from keras.src.backend.common.stateless_scope import in_stateless_scope
-from keras.src.losses.loss import apply_mask, scale_loss_for_distribution
-
 from keras_mp import backend
+from keras_mp.backend.common.keras_private import (
+    apply_mask,
+    get_keras_mask,
+    in_stateless_scope,
+    scale_loss_for_distribution,
+)
 from keras_mp.lean.cross_entropy import Rows, chunked_cross_entropy
 from keras_mp.rebuild.walk import Config
 from keras_mp.system.whole_number import whole_number

@@ -9,10 +9,8 @@ from typing import Any
 import keras
 from keras import ops
 
-# Private, because a variable has no public way to be read in its own dtype within a layer that casts.
-from keras.src.backend.common.variables import AutocastScope
-
 from keras_mp import backend
+from keras_mp.backend.common.keras_private import AutocastScope
 from keras_mp.lean.experts import chosen_experts, wide
 from keras_mp.lean.training_step import may_be_differentiated
 from keras_mp.rebuild.notes import original_class, treatments_of

@@ -10,13 +10,16 @@ from typing import Any, NamedTuple
 
 import keras
 
-# Private, because Keras gives no public way to see the scopes that a layer is called in, or to enter them again.
-from keras.src.backend import compute_output_spec, get_keras_mask, set_keras_mask
-from keras.src.backend.common import global_state
-from keras.src.backend.common.stateless_scope import get_stateless_scope
-from keras.src.backend.common.variables import AutocastScope, get_autocast_scope
-
 from keras_mp import backend
+from keras_mp.backend.common.keras_private import (
+    AutocastScope,
+    compute_output_spec,
+    get_autocast_scope,
+    get_keras_mask,
+    get_stateless_scope,
+    global_state,
+    set_keras_mask,
+)
 from keras_mp.lean.training_step import may_be_differentiated
 from keras_mp.rebuild import layers_below
 

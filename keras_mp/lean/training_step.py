@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
-# Private, because a layer whose `call()` has no argument `training` has no public way to know.
-from keras.src.backend.common import global_state
-
 from keras_mp import backend
+from keras_mp.backend.common.keras_private import global_state
 from keras_mp.lean.gelu import gelu
 from keras_mp.precision.policy import pays
 from keras_mp.rebuild.notes import Notes, notes_of

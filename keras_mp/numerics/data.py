@@ -12,10 +12,8 @@ from typing import Any
 import keras
 import numpy as np
 
-# Private, because Keras has no public way to turn one library's sparse tensors into another's, as `fit` does.
-from keras.src.trainers.data_adapters import data_adapter_utils
-
 from keras_mp import backend
+from keras_mp.backend.common.keras_private import data_adapter_utils
 from keras_mp.conversion.model_file import input_names
 from keras_mp.lean.chunked_head import ChunkedHead
 from keras_mp.lean.chunked_loss import is_sparse_crossentropy

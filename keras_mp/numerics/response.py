@@ -18,12 +18,9 @@ import keras
 import numpy as np
 from keras import ops
 
-# Private, because Keras has no public way to read variables as a layer in a mixed precision does, and to set masks.
-from keras.src.backend import get_keras_mask, set_keras_mask
-from keras.src.backend.common.variables import AutocastScope
-
 from keras_mp import backend
 from keras_mp.backend.common.calls import wrapped_methods
+from keras_mp.backend.common.keras_private import AutocastScope, get_keras_mask, set_keras_mask
 from keras_mp.backend.common.nonfinite_origin import Tap
 from keras_mp.numerics.observe import layers_and_operations
 from keras_mp.numerics.plain_step import loss_of

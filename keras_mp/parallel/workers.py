@@ -15,10 +15,8 @@ from typing import Any
 
 import keras
 
-# Private, because Keras has no public way to ask whether a seed has been set.
-from keras.src.utils.rng_utils import get_random_seed
-
 from keras_mp import backend
+from keras_mp.backend.common.keras_private import get_random_seed
 from keras_mp.parallel.cluster import Cluster
 from keras_mp.parallel.coordinator import POLL_SECONDS, Coordinator
 from keras_mp.system.packages import installed

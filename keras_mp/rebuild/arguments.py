@@ -10,7 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp.rebuild.walk import Config, functional_like_constructor
+from keras_mp.backend.common.keras_private import functional_like_constructor
+from keras_mp.rebuild.walk import Config
 from keras_mp.system.packages import LIBRARIES, package_of
 
 REGISTERED_NAME = "keras_mp>ByArguments"

@@ -10,10 +10,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-# Private, because the public serializer duplicates a layer that two submodels share.
-from keras.src.backend.common import global_state
-from keras.src.saving.serialization_lib import ObjectSharingScope
-
+from keras_mp.backend.common.keras_private import ObjectSharingScope, global_state
 from keras_mp.rebuild.arguments import by_arguments, configs_of_arguments, hidden_arguments, with_hidden, with_left_out
 from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.quantized_policies import maps_with_defaults

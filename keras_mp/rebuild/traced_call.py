@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 
 import keras
 
-# Private, because the public `compute_output_spec` of a layer takes no function.
-from keras.src.backend import compute_output_spec
-
 from keras_mp.backend.common.calls import wrapped_methods
+from keras_mp.backend.common.keras_private import compute_output_spec
 from keras_mp.rebuild.walk import map_shapes
 
 

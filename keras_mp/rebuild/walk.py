@@ -7,9 +7,6 @@ from typing import Any
 
 import keras
 
-# Private, because Keras has no public way to ask whether a class is made from inputs and outputs.
-from keras.src.models.functional import functional_like_constructor as functional_like_constructor
-
 from keras_mp.rebuild.notes import original_class
 
 Config = dict[str, Any]

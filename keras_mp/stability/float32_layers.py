@@ -8,11 +8,8 @@ from typing import Any, NamedTuple
 
 import keras
 
-# Private, because Keras has no public way to read and to set a tensor's mask, and to read weights as a layer does.
-from keras.src.backend import get_keras_mask, set_keras_mask
-from keras.src.backend.common.variables import AutocastScope
-
 from keras_mp import backend
+from keras_mp.backend.common.keras_private import AutocastScope, get_keras_mask, set_keras_mask
 from keras_mp.rebuild.notes import precision_of_layer
 from keras_mp.rebuild.walk import Config
 from keras_mp.stability.accumulate import MASKED_SCORE, einsum_float32, last_axis

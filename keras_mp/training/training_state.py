@@ -8,10 +8,9 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.backend.common import global_state
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, global_seed_generator
 
 from keras_mp import backend
+from keras_mp.backend.common.keras_private import GLOBAL_SEED_GENERATOR, global_seed_generator, global_state
 from keras_mp.loss_scaling.compiled_optimizer import scales_loss
 from keras_mp.loss_scaling.gradients import is_overwritten
 from keras_mp.loss_scaling.state_slot import StateSlot

@@ -7,14 +7,13 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import keras
-from keras.src.models.functional import Functional
 
+from keras_mp.backend.common.keras_private import Functional, functional_like_constructor
 from keras_mp.rebuild.notes import Notes, notes_of, original_class, treatments_of, write_notes
 from keras_mp.rebuild.optimizers import carry_slots, fresh_optimizer, move_exclusions, optimizers_of, unwrapped
 from keras_mp.rebuild.walk import (
     calls_of,
     check_is_model,
-    functional_like_constructor,
     graph_of,
     is_built,
     operations_of,

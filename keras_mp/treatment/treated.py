@@ -12,14 +12,12 @@ from typing import Any
 
 import keras
 
-# Private: Keras tells nobody else that it writes HDF5.
-from keras.src.backend.common import global_state
-
+from keras_mp.backend.common.keras_private import functional_like_constructor, global_state
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild.config import original_config
 from keras_mp.rebuild.notes import Changed, Notes, Place, notes_of, original_class, treatments_of, write_notes
 from keras_mp.rebuild.quantized_policies import policy_of, settle_policies, with_source
-from keras_mp.rebuild.walk import Config, children_of, functional_like_constructor, graph_of, layers_below
+from keras_mp.rebuild.walk import Config, children_of, graph_of, layers_below
 
 # The treatment of a layer whose own code creates layers that have treatments.
 INSIDE = "inside"

@@ -8,11 +8,8 @@ from typing import Any
 
 import keras
 
-# Private, as the public `compute_output_spec` of a layer takes no function, and no public name tells the scope.
-from keras.src.backend import compute_output_spec
-from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
-
 from keras_mp import backend
+from keras_mp.backend.common.keras_private import compute_output_spec, get_stateless_scope, in_stateless_scope
 from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.walk import check_is_model, children_of, has_no_call, is_built, with_self
 from keras_mp.treatment.treated import Treatment, register_treatments, treat, untreat

@@ -296,3 +296,15 @@ def test_a_part_of_a_variable_is_read_as_a_part():
     scope.state_mapping[id(v)] = keras.ops.zeros(2)
     with scope:
         assert v.value.shape == (2,)
+
+
+def test_private_modules_of_keras_are_named_in_one_file_and_those_of_a_backend_in_its_folder():
+    named = {
+        (file.relative_to(PACKAGE).as_posix(), node.module)
+        for file in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("keras.src")
+    }
+    elsewhere = {(file, module) for file, module in named if file != "backend/common/keras_private.py"}
+    assert len(named) > len(elsewhere)
+    assert all(file.startswith(f"backend/{module.split('.')[3]}/") for file, module in elsewhere)

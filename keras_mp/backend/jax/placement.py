@@ -15,11 +15,8 @@ import keras
 import ml_dtypes
 import numpy as np
 
-# Private, because Keras has no other way to tell whether an assignment is noted in a scope instead.
-from keras.src.backend.common.stateless_scope import in_stateless_scope
-from keras.src.saving import saving_lib
-
 from keras_mp.backend.common.keras_patches import Make
+from keras_mp.backend.common.keras_private import in_stateless_scope, saving_lib
 from keras_mp.system.packages import package_of
 
 _COMPILED_FROM = 2**20

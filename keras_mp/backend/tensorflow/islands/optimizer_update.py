@@ -7,13 +7,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-# Private: an optimizer's update as it is on backends without distribution strategies.
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-
 # Private: a graph names its operations, and no public name tells which of them keep a state.
 from tensorflow.python.framework import op_def_registry
 
 from keras_mp.backend.common.keras_patches import patched
+from keras_mp.backend.common.keras_private import BaseOptimizer
 from keras_mp.backend.tensorflow.gradients import dense
 from keras_mp.backend.tensorflow.islands.programs import has_islands
 from keras_mp.backend.tensorflow.tensors import operation_of
