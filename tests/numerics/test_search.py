@@ -39,8 +39,9 @@ def test_exactly_the_two_unsafe_layers_are_restored(searched):
     assert set(search.restored.values()) == {"mixed_bfloat16"} and search.base == "mixed_float16"
     assert search.policy["dense_0"].name == "mixed_bfloat16" and search.policy["dense_1"].name == "mixed_float16"
     assert isinstance(search.policy, keras.dtype_policies.DTypePolicyMap)
-    by_hand = 2 * 16 * 16  # the FLOPs of a record: two products of 16 columns, of 8 and 16 inputs
-    assert search.shares["mixed_float16"] == pytest.approx((by_hand + 32) / (2 * by_hand + 2 * 8 * 16 + 32))
+    restored = 16 * 8 + 16 + 16 * 16 + 16  # kernels and biases
+    others = 16 * 16 + 16 + 3 * 2 * 16 + 17  # of the dense layer between them, three normalizations, and the head
+    assert search.shares["mixed_float16"] == pytest.approx(others / (restored + others), rel=1e-12)
     assert sum(search.shares.values()) == pytest.approx(1)
     assert not search.tried[0].passed and search.tried[0].restored == ()
 
