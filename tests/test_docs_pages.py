@@ -1,6 +1,7 @@
 """What the pages say is there: the tests that they name, and the public names in the reference."""
 
 import ast
+import inspect
 import json
 import re
 import subprocess
@@ -47,6 +48,22 @@ def test_every_public_name_is_in_the_reference():
     places = {name: module for name, module in public.items() if isinstance(module, types.ModuleType)}
     assert {f"keras_mp.{name}" for name in public.keys() - places.keys()} <= documented
     assert {f"keras_mp.{place}.{name}" for place, module in places.items() for name in module.__all__} <= documented
+
+
+def test_the_first_line_of_a_public_docstring_has_ten_words():
+    public = {name: getattr(keras_mp, name) for name in keras_mp.__all__}
+    for place in [value for value in public.values() if isinstance(value, types.ModuleType)]:
+        public |= {f"{place.__name__}.{name}": getattr(place, name) for name in place.__all__}
+    for name, value in [item for item in public.items() if isinstance(item[1], type)]:
+        public |= {f"{name}.{part}": member for part, member in vars(value).items() if not part.startswith("_")}
+    written = {
+        name: (inspect.getdoc(value) or "").partition("\n")[0]
+        for name, value in public.items()
+        if isinstance(value, type | types.FunctionType | property)
+        and "keras.src" not in getattr(value, "__module__", "")
+    }
+    assert len(written) > 100
+    assert {name: line for name, line in written.items() if len(line.split()) > 10} == {}
 
 
 @pytest.mark.parametrize("name", results.TABLES)

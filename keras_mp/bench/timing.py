@@ -36,11 +36,12 @@ def benchmark(
     memory_limit: int | None = None,
     verbose: bool = False,
 ) -> BenchmarkReport:
-    """Measures a training step of a model in several precisions, side by side on this machine.
+    """Measures a training step in several precisions.
 
-    Each precision runs in a separate process, on the backend of this one. A round measures each of them once, so that
-    other load on the machine affects all equally. The first step, which compiles, is timed separately. The model is not
-    changed. Call this before this process computes on a GPU, because it then holds most of the GPU's memory.
+    They run side by side on this machine. Each precision runs in a separate process, on the backend of this one. A
+    round measures each of them once, so that other load on the machine affects all equally. The first step, which
+    compiles, is timed separately. The model is not changed. Call this before this process computes on a GPU, because it
+    then holds most of the GPU's memory.
 
     Args:
         model: a compiled keras.Model, or the path of a .keras file with one. Custom classes live in a module that can

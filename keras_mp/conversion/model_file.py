@@ -19,7 +19,7 @@ from keras_mp.system.whole_number import whole_number
 
 
 class ModelFileError(ValueError):
-    """A file holds no model that can be loaded; the message names the cause and a remedy."""
+    """A file without a model that can be loaded."""
 
 
 def load_model_file(

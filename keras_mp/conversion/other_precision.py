@@ -35,10 +35,10 @@ def check_precision(name: str, argument: str = "compare") -> str:
 
 
 def in_precision(model: keras.Model, precision: str) -> keras.Model:
-    """Rebuilds a model in another precision; the original is not changed.
+    """Rebuilds a model in another precision.
 
-    Layers that compute in the model's own precision change to the other; from float32, all do, and what must be
-    float32 is then made so by `keras_mp.stabilize`.
+    The original is not changed. Layers that compute in the model's own precision change to the other; from float32, all
+    do, and what must be float32 is then made so by `keras_mp.stabilize`.
 
     Args:
         model: a built Keras model, in any precision.

@@ -41,10 +41,11 @@ def export_litert(
     tolerance: float = 1e-5,
     overwrite: bool = False,
 ) -> DeploymentReport:
-    """Export a model, trained in any precision on any backend, as a LiteRT (TensorFlow Lite) file.
+    """Exports a model as a LiteRT (TensorFlow Lite) file.
 
-    `export_float32` writes and checks a SavedModel, and TensorFlow's converter converts it, using only LiteRT's own
-    operators. Without `calibrate` it is in float32: no tensor of it may be a 16- or 8-bit float or quantized.
+    It may have been trained in any precision on any backend. `export_float32` writes and checks a SavedModel, and
+    TensorFlow's converter converts it, using only LiteRT's own operators. Without `calibrate` it is in float32: no
+    tensor of it may be a 16- or 8-bit float or quantized.
 
     With `calibrate` its weights are int8, and its activations too, or int16. The ranges are the audit's, taken in
     inference: the model runs in float32 over all of `calibrate`, each layer's lowest and highest output is kept, and

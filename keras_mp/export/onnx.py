@@ -29,11 +29,12 @@ def export_onnx(
     tolerance: float = 1e-5,
     overwrite: bool = False,
 ) -> DeploymentReport:
-    """Export a model, trained in any precision on any backend, as an ONNX file without one 16- or 8-bit float in it.
+    """Exports a model as an ONNX file in float32.
 
-    `export_float32` writes and checks a SavedModel, and tf2onnx converts it. Every tensor, constant and attribute of
-    the result is inspected, onnx checks it, and then it is renamed to `path`. Exact GELU, whose Erfc tf2onnx does not
-    know, is written with ONNX's Erf.
+    It may have been trained in any precision on any backend; the file has no float of 16 or 8 bits. `export_float32`
+    writes and checks a SavedModel, and tf2onnx converts it. Every tensor, constant and attribute of the result is
+    inspected, onnx checks it, and then it is renamed to `path`. Exact GELU, whose Erfc tf2onnx does not know, is
+    written with ONNX's Erf.
 
     The file's inputs have the names of the model's inputs, its outputs the names of the model's output dict, or
     `output_0`, `output_1`, ..., and the batch size is unknown.

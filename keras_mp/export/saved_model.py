@@ -52,14 +52,15 @@ def export_float32(
     tolerance: float = 1e-5,
     overwrite: bool = False,
 ) -> ExportReport:
-    """Export a model, trained in any precision, as a SavedModel without one 16- or 8-bit float in it.
+    """Exports a model as a SavedModel in float32.
 
-    The model's config is rewritten to float32 and rebuilt with the same weights. Weights that Keras quantized to int8
-    or int4 are dequantized, and LoRA's product is added to the weights beside it. The inference-mode call is written
-    under another name. Every node, attribute, constant and variable of it is inspected. It is loaded and run on random
-    inputs, with two batch sizes and two sizes of each open axis, and compared with the model in float32. Then it is
-    renamed to `path`; on an error nothing is left behind. The model is not changed. On the JAX backend this happens in
-    a separate process that runs Keras on TensorFlow, which must be installed.
+    It may have been trained in any precision; the file has no float of 16 or 8 bits. The model's config is rewritten to
+    float32 and rebuilt with the same weights. Weights that Keras quantized to int8 or int4 are dequantized, and LoRA's
+    product is added to the weights beside it. The inference-mode call is written under another name. Every node,
+    attribute, constant and variable of it is inspected. It is loaded and run on random inputs, with two batch sizes and
+    two sizes of each open axis, and compared with the model in float32. Then it is renamed to `path`; on an error
+    nothing is left behind. The model is not changed. On the JAX backend this happens in a separate process that runs
+    Keras on TensorFlow, which must be installed.
 
     Three copies of the float32 weights are in memory at once: the model's, the rebuilt model's and the loaded ones.
 

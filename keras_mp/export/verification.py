@@ -20,7 +20,7 @@ NO_ORIGINAL = "the original cannot be run here in its own precision, to compare 
 
 
 class ExportError(ValueError):
-    """A model cannot be exported in float32; the message names the obstacle and a remedy."""
+    """A model that cannot be exported in float32."""
 
 
 def check_batch(batch: Any, structure: Any = None, argument: str = "verify") -> None:

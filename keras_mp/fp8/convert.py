@@ -71,7 +71,7 @@ def without_float8(model: keras.Model) -> Iterator[None]:
 
 
 def is_available(dtype: str = "fp8") -> Support:
-    """Says whether this device multiplies FP8 matrices faster than 16-bit ones.
+    """Whether this device multiplies FP8 faster than 16 bits.
 
     Where it does not, FP8 layers still run, with the same results.
 
@@ -97,13 +97,14 @@ def convert(
     target: str | None = None,
     batch_size: int = 8,
 ) -> keras.Model:
-    """Lets Dense and EinsumDense layers of a model compute in 8 or 4 bits, in place; see `keras_mp.fp8.matmul`.
+    """Lets Dense and EinsumDense layers compute in few bits.
 
-    That includes layers inside others, such as the projections of MultiHeadAttention and GroupQueryAttention. The
-    weights are the model's own, and their values stay. A compiled model stays compiled: the step that it has traced is
-    dropped, and where amaxes are kept its optimizer is a new one with the state of the old. The model is saved and
-    loaded as usual, wherever `keras_mp` is imported after Keras, and exported by `keras_mp.export_float32` as plain
-    layers. `revert` undoes it.
+    Their products are in 8 or 4 bits (`keras_mp.fp8.matmul`), and the model is changed in place. That includes layers
+    inside others, such as the projections of MultiHeadAttention and GroupQueryAttention. The weights are the model's
+    own, and their values stay. A compiled model stays compiled: the step that it has traced is dropped, and where
+    amaxes are kept its optimizer is a new one with the state of the old. The model is saved and loaded as usual,
+    wherever `keras_mp` is imported after Keras, and exported by `keras_mp.export_float32` as plain layers. `revert`
+    undoes it.
 
     Layers that compute in 8 bits already take the scaling that is given, where select chooses them, and a warning says
     so and what is kept of their amaxes; without one they stay as they are, so converting twice changes nothing. So a

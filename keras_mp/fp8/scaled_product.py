@@ -41,7 +41,9 @@ def matmul(
     history: Any = None,
     part: Any = None,
 ) -> Any:
-    """Multiplies inputs by a kernel in 8 or 4 bits; so are both gradients.
+    """Multiplies inputs by a kernel in 8 or 4 bits.
+
+    Both gradients are such products, too.
 
         x8, sx = quantize(x)        w8, sw = quantize(w)        g8, sg = quantize(gradient of y)
         y             = (x8 . w8) / (sx sw)

@@ -33,7 +33,7 @@ BLOCK_SIZES = {"E8M0": 32, "E8M0_floor": 32, "E4M3": 16}
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """How one operand of a matrix product is scaled and rounded.
+    """Scaling and rounding of one operand of a product.
 
         amax  = max |x|                                     of the tensor, or along the axes that a product sums over
         scale = min(max of the format / (2^margin . amax), 2^126)       1 where amax is 0, infinite or NaN
@@ -185,7 +185,7 @@ class Scaling:
         return f"Scaling({', '.join(written)})"
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make an equal one, as they are saved: the format by its name."""
+        """Arguments that make an equal one, as they are saved."""
         return vars(self) | {"format": self.format.name}
 
     @classmethod
@@ -200,7 +200,9 @@ Pair = tuple[Scaling, Scaling] | None
 @keras.saving.register_keras_serializable("keras_mp")
 @dataclasses.dataclass(frozen=True, repr=False)
 class Scalings:
-    """The scalings of a layer's products: of the two operands of each, or None, where it runs in 16 bits.
+    """Scalings of a layer's products.
+
+    They are those of the two operands of each, or None, where it runs in 16 bits.
 
     It is a value: two that are equal do the same, and it is saved with the layer. The kit's own have names:
 
@@ -268,7 +270,7 @@ class Scalings:
 
     @classmethod
     def of_roles(cls, input: Scaling, kernel: Scaling, gradient: Scaling) -> Scalings:
-        """The scalings of three products whose operands are scaled by role alone."""
+        """Scalings of three products, by the operands' roles alone."""
         by_role = dict(zip(ROLES, (input, kernel, gradient), strict=True))
         return cls(*[(by_role[left], by_role[right]) for left, right in PRODUCTS.values()])
 
@@ -330,7 +332,7 @@ class Scalings:
         return [scaling for product in PRODUCTS for scaling in getattr(self, product) or ()]
 
     def of(self, role: str) -> list[Scaling]:
-        """The scalings of a role, in the order of the products."""
+        """Scalings of a role, in the order of products."""
         pairs = [(roles, getattr(self, product)) for product, roles in PRODUCTS.items()]
         return [pair[roles.index(role)] for roles, pair in pairs if pair and role in roles]
 
@@ -346,7 +348,10 @@ class Scalings:
 
     @property
     def columns(self) -> int:
-        """The columns of what a layer knows: amaxes, and the number of updates where it is counted."""
+        """Number of columns that a layer keeps.
+
+        They hold amaxes, and the number of updates where it is counted.
+        """
         return self.kept + self.counts
 
     @property
@@ -356,7 +361,10 @@ class Scalings:
 
     @property
     def takes_parts(self) -> bool:
-        """Whether a part of a kernel is scaled as the whole would be; otherwise each device has it whole first."""
+        """Whether parts of a kernel scale as the whole.
+
+        Otherwise each device has the whole first.
+        """
         return not any(s.in_blocks or s.rounding != "nearest" for s in self.of("kernel"))
 
     @property
@@ -371,7 +379,7 @@ class Scalings:
         return self._call or (named[0] if named else f"Scalings({written})")
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make an equal one, as Keras saves them."""
+        """Arguments that make an equal one, as they are saved."""
         pairs = {product: getattr(self, product) for product in PRODUCTS}
         return {product: pair and [scaling.get_config() for scaling in pair] for product, pair in pairs.items()}
 

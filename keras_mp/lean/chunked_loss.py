@@ -20,7 +20,11 @@ from keras_mp.system.whole_number import whole_number
 
 @keras.saving.register_keras_serializable("keras_mp")
 class ChunkedCrossEntropy(keras.losses.Loss):
+<<<<<<< HEAD
     """Cross-entropy of integer targets; in a lean model without whole logits, elsewhere from the logits.
+=======
+    """Cross-entropy of integer targets, in chunks of logits.
+>>>>>>> a0e02c56 (Public docstrings begin with ten words at most, a noun or verb first; a test holds it)
 
     The value is that of `keras.losses.SparseCategoricalCrossentropy(from_logits=True)`, also of targets outside the
     vocabulary, unless their weight is 0; see `keras_mp.lean.cross_entropy.chunked_cross_entropy`.
@@ -74,7 +78,7 @@ class ChunkedCrossEntropy(keras.losses.Loss):
     def of_features(
         self, y_true: Any, features: Any, kernel: Any, *, sample_weight: Any = None, mask: Any = None, **arguments: Any
     ) -> Any:
-        """The loss of the logits `features . kernel`, which are made in chunks.
+        """Loss of the logits `features . kernel`, made in chunks.
 
         Args:
             y_true: integers, as for a call.

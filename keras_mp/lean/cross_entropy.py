@@ -30,7 +30,9 @@ def chunked_cross_entropy(
     gradient: bool = True,
     with_rows: bool = False,
 ) -> Any:
-    """Sums the cross-entropy of the rows of `features . kernel + bias`, which is made and dropped in chunks of rows.
+    """Sums the cross-entropy of `features . kernel + bias`.
+
+    The logits are made and dropped in chunks of rows.
 
         z = features . kernel + bias                         float32 sums of operands in the features' dtype
         loss = sum(weight (log(sum(exp(z))) - z[target]))    float32

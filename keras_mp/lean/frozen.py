@@ -19,12 +19,12 @@ FROZEN = "frozen"
 
 
 def narrow_frozen(model: keras.Model) -> keras.Model:
-    """Stores the weights of a model that do not train in the 16 bits in which its layers read them, in place.
+    """Stores the frozen weights of a model in 16 bits.
 
-    Under Keras's mixed policies every weight is float32, and a layer that computes in 16 bits rounds it each time that
-    it reads it. Of a weight that no update moves, this stores what is read: 2 bytes instead of 4, and the same outputs,
-    losses and gradients, bit for bit. It is for a base that is frozen while something else trains: LoRA's matrices, or
-    a new head.
+    Its layers read no more bits than these; the model is changed in place. Under Keras's mixed policies every weight is
+    float32, and a layer that computes in 16 bits rounds it each time that it reads it. Of a weight that no update
+    moves, this stores what is read: 2 bytes instead of 4, and the same outputs, losses and gradients, bit for bit. It
+    is for a base that is frozen while something else trains: LoRA's matrices, or a new head.
 
         backbone.enable_lora(rank=8)
         keras_mp.prepare(model, optimizer, loss, narrow_frozen=True)

@@ -43,7 +43,7 @@ def gelu(x: Any, approximate: bool = True) -> Any:
 
 @keras.saving.register_keras_serializable("keras_mp")
 class Gelu(keras.layers.Layer):
-    """`gelu` as a layer; in inference Keras's own operation, so that an export holds plain operations."""
+    """`gelu` as a layer; in inference Keras's own operation."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)

@@ -137,7 +137,9 @@ LEAN = (ATTENTION, AS_ASKED, GELU, INT4, EXPERTS, ROUTER, HEAD, CALLED_HEAD, NOT
 
 
 def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.Model:
-    """Lets parts of a model keep less for the backward pass, in place.
+    """Lets a model keep less for the backward pass.
+
+    Parts of it are changed in place.
 
     - Attention layers of Keras and KerasHub keep no scores; see `keras_mp.lean.attention`.
     - GELU as the activation of a layer keeps only its input.

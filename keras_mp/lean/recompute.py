@@ -27,11 +27,12 @@ _CALL_CONTEXT = "current_call_ctx"
 
 
 def remat(layer_or_function: Any) -> Any:
-    """Makes a layer or function that keeps only its arguments and recomputes the rest in the backward pass.
+    """Recomputes a layer or function in the backward pass.
 
-    Results and gradients are those without: the recomputation runs in the same autocast scope, in the same training
-    phase, and from the state that the forward pass began with, so that dropout draws the same mask. What the forward
-    pass assigns (seeds, moving averages, metrics) is assigned once. In graph, eager and jitted code.
+    Only its arguments are kept. Results and gradients are those without: the recomputation runs in the same autocast
+    scope, in the same training phase, and from the state that the forward pass began with, so that dropout draws the
+    same mask. What the forward pass assigns (seeds, moving averages, metrics) is assigned once. In graph, eager and
+    jitted code.
 
     Args:
         layer_or_function: a Keras layer or model, whose variables are then those of the result; or a function of

@@ -25,7 +25,9 @@ def change_optimizer(
     state_memory: str | None = None,
     release_gradients: bool | None = None,
 ) -> keras.Model:
-    """Compiles a model again, with an optimizer of other settings; a setting that is not given stays.
+    """Compiles a model with other settings of its optimizer.
+
+    A setting that is not given stays.
 
         keras_mp.loss_scaling.change_optimizer(model, accumulate=4)
         model.fit(x, y, batch_size=2)  # the updates of batch_size=8, without

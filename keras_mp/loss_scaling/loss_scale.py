@@ -173,7 +173,7 @@ class LossScale(AnyLossScale):
 @keras.saving.register_keras_serializable("keras_mp")
 @dataclasses.dataclass(frozen=True)
 class StaticLossScale(AnyLossScale):
-    """A constant loss scale; a step that overflows is still skipped.
+    """Constant scale; a step that overflows is still skipped.
 
     Args:
         scale: the number that the loss is multiplied by.

@@ -18,11 +18,11 @@ _UNSCALED = {"loss_scale": 1.0, "skipped_steps": 0}
 
 
 class PrecisionMonitor(keras.callbacks.Callback):
-    """Adds what the loss scale does to the logs of `fit`: `History`, the progress bar, CSV, TensorBoard.
+    """Logs of `fit` about the loss scale.
 
-    Put it before the callbacks that write logs. Of a model with several optimizers, as a GAN has, it watches each that
-    is a `LossScaleOptimizer`, and puts the name of its attribute before the names, as in
-    `generator_optimizer_loss_scale`. The names it adds:
+    They are in `History`, the progress bar, CSV and TensorBoard. Put it before the callbacks that write logs. Of a
+    model with several optimizers, as a GAN has, it watches each that is a `LossScaleOptimizer`, and puts the name of
+    its attribute before the names, as in `generator_optimizer_loss_scale`. The names it adds:
 
     - `loss_scale`: what the loss is multiplied by.
     - `skipped_steps`: steps skipped in all, because a gradient was not finite.
@@ -78,7 +78,10 @@ class PrecisionMonitor(keras.callbacks.Callback):
         self.every = whole_number("every", every, unit="steps")
 
     def set_model(self, model: keras.Model) -> None:
-        """Makes the model's optimizers measure their gradients; Keras calls it before it compiles the step."""
+        """Lets the model's optimizers measure their gradients.
+
+        Keras calls it before it compiles the step.
+        """
         super().set_model(model)
         self._watched = [_Watched(name, optimizer) for name, optimizer in _scaling_optimizers(model).items()]
         for watched in self._watched:

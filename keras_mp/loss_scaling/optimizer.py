@@ -34,7 +34,9 @@ _SMALLEST_NORMAL_FLOAT16 = 2.0**-14  # IEEE 754 binary16
 
 @keras.saving.register_keras_serializable("keras_mp")
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
-    """Scales the loss, and skips a step on all replicas when the gradients of one are not finite.
+    """Optimizer that scales the loss and skips overflows.
+
+    A step is skipped on all replicas when the gradients of one are not finite.
 
     ```
     a step:  finite = every gradient value is finite, on every replica
@@ -128,7 +130,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             warn_if_needless("the global dtype policy", loss_scale)
 
     def build(self, variables: list[keras.Variable]) -> None:
-        """Creates the variables that accumulate gradients and the inner optimizer's variables.
+        """Creates the variables of the optimizer.
 
         Args:
             variables: the model's trainable variables.
@@ -153,38 +155,44 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @property
     def since_reset(self) -> Any:
-        """What was made of the steps since the metrics were reset, an int variable: `atomic_skip` counts it.
+        """Outcome of the steps since the metrics' reset.
 
-        1: one or more were made; -1: all were skipped; 0: there was none.
+        It is an int variable, which `atomic_skip` counts. 1: one or more were made; -1: all were skipped; 0: there was
+        none.
         """
         return self._since_reset
 
     @property
     def skipped_steps(self) -> Any:
-        """How many steps were skipped in all: an int variable of shape ()."""
+        """Number of skipped steps, an int variable of shape ()."""
         return self._skipped_steps
 
     @property
     def consecutive_skips(self) -> Any:
-        """How many steps were skipped in a row, up to now: an int variable; 0 says that the last step was finite."""
+        """Number of steps skipped in a row; an int variable."""
         return self._consecutive_skips
 
     @property
     def gradient_norm(self) -> Any:
-        """L2 norm of the last applied gradient, unscaled and unclipped; measured where `measures_gradients` is set."""
+        """L2 norm of the last applied gradient, before clipping.
+
+        It is unscaled, and measured where `measures_gradients` is set.
+        """
         return self._gradient_norm
 
     @property
     def gradient_underflow(self) -> Any:
-        """Share of the nonzero gradient values that, scaled, lie below 2**-14, where float16 begins to lose bits.
+        """Share of nonzero gradients that lose bits in float16.
 
-        Of the last step, on the first replica; measured where `measures_gradients` is set. What float16 has already
-        made zero cannot be told from a true zero, and is not counted.
+        Scaled, they lie below 2**-14. Of the last step, on the first replica; measured where `measures_gradients` is
+        set. What float16 has already made zero cannot be told from a true zero, and is not counted.
         """
         return self._gradient_underflow
 
     def scale_loss(self, loss: Any) -> Any:
-        """Multiplies a loss by the scale, and by what this replica counts in a batch that replicas cannot divide.
+        """Multiplies a loss by the loss scale.
+
+        In a batch that replicas cannot divide, the loss is weighed by this replica's rows, too.
 
         Args:
             loss: a float tensor of any shape.
@@ -216,7 +224,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return gradients.multiply((grads, self._inverse_scale()), variables)
 
     def apply(self, grads: list[Any], trainable_variables: list[Any] | None = None) -> None:
-        """Makes a step with the gradients of a scaled loss, or skips it, and moves the scale.
+        """Makes a step with the gradients of a scaled loss.
+
+        It skips the step where a gradient is not finite, and moves the scale.
 
         Args:
             grads: a tensor for each variable, or None.
@@ -240,7 +250,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             self._step(grads, variables, scaled=True)
 
     def apply_unscaled(self, grads: list[Any], trainable_variables: list[Any] | None = None) -> None:
-        """Makes a step with gradients that `unscale` has divided already, or skips it, and moves the scale.
+        """Makes a step with gradients that are unscaled already.
+
+        `unscale` has divided them. It skips the step where a gradient is not finite, and moves the scale.
 
         Args:
             grads: a tensor for each variable, or None.
@@ -264,7 +276,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return gradients.all_finite(grads)
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        """Makes a step as `apply` does, from values to values; for JAX.
+        """Makes a step as `apply` does, from values to values.
 
         Args:
             optimizer_variables: a value for each of `variables`.
@@ -300,7 +312,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             variable.assign(weight)
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes the variables to a file of Keras's, without `since_reset`, which belongs to one epoch."""
+        """Writes all variables but `since_reset`, which belongs to one epoch."""
         for number, variable in enumerate(self.variables[:-1]):
             store[str(number)] = variable.numpy()
 
@@ -315,7 +327,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         super().load_own_variables({**arrays, str(len(arrays)): since_reset.numpy()})
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Excludes variables from the inner optimizer's weight decay; call it before the optimizer is built.
+        """Excludes variables from the inner optimizer's weight decay.
+
+        Call it before the optimizer is built.
 
         Args:
             var_list: the variables to exclude.
@@ -325,7 +339,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             leaf.exclude_from_weight_decay(var_list, var_names)
 
     def finalize_variable_values(self, var_list: list[Any]) -> None:
-        """Sets the variables to their moving averages, where the inner optimizer keeps some; `fit` calls it at its end.
+        """Sets variables to the moving averages that the optimizer keeps.
 
         Args:
             var_list: the model's trainable variables.
@@ -333,7 +347,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         inner.finalize(self.inner_optimizer, var_list)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns Keras's config, and of the other settings those that are not the default."""
+        """Keras's config, and settings that are not the default."""
         config = {
             "name": self.name,
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
@@ -445,7 +459,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     @property
     def state(self) -> LossScaleState:
-        """The variables of the loss scale, which move in a skipped step, too."""
+        """Variables of the loss scale, moved by skipped steps, too."""
         variables = (
             self.dynamic_scale,
             self.step_counter,

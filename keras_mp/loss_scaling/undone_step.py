@@ -23,12 +23,12 @@ _IN_STEP: ContextVar[bool] = ContextVar("in_atomic_step", default=False)
 
 
 def atomic_skip(model: keras.Model) -> keras.Model:
-    """Makes each step of a compiled model atomic: a skipped step changes nothing. Changes the model in place.
+    """Makes each step of a compiled model atomic, in place.
 
-    Where the gradients of a step are not finite, its optimizer leaves weights and slots as they were; this puts back
-    what the forward pass had changed by then: moving statistics and metrics. The loss scale and its counters move, and
-    random seeds advance. It holds for `fit`, `train_on_batch`, and whatever else calls `model.train_step`; recompiling
-    the model keeps it, and so does saving and loading.
+    A skipped step changes nothing. Where the gradients of a step are not finite, its optimizer leaves weights and slots
+    as they were; this puts back what the forward pass had changed by then: moving statistics and metrics. The loss
+    scale and its counters move, and random seeds advance. It holds for `fit`, `train_on_batch`, and whatever else calls
+    `model.train_step`; recompiling the model keeps it, and so does saving and loading.
 
     A model with several optimizers, as a GAN has, keeps a step only if none of them skipped: else all weights and slots
     go back, too, for which a step holds a copy of them. On JAX, `fit` carries the variables of `model.optimizer` alone.

@@ -24,10 +24,10 @@ def wrap_optimizer(
     state_memory: str = "device",
     release_gradients: bool = False,
 ) -> keras.optimizers.Optimizer:
-    """Wraps an optimizer in the loss scaling that a model needs, so that it makes the same step in every precision.
+    """Wraps an optimizer in the model's loss scaling.
 
-    Keras's optimizers by themselves make another step than `LossScaleOptimizer`, which is wrapped around them in
-    float16, where
+    So it makes the same step in every precision. Keras's optimizers by themselves make another step than
+    `LossScaleOptimizer`, which is wrapped around them in float16, where
 
     - TensorFlow keeps the gradient of a weight sparse, because its rows are looked up (Embedding, ReversibleEmbedding,
       layers with such code of their own, sparse inputs, layers that encode as sparse tensors), and the optimizer

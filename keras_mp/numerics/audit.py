@@ -33,9 +33,10 @@ _GRADIENTS = ("output gradient", "kernel gradient")
 
 
 def audit(model: keras.Model, batches: Any, steps: int = 8, *, sample: int | None = SAMPLE) -> AuditReport:
-    """Runs a model forward and backward in float32 and predicts what lower precisions would lose, layer by layer.
+    """Predicts what lower precisions would lose, layer by layer.
 
-    No weight changes. A model in another precision computes in float32 meanwhile; afterwards it is what it was.
+    The model runs forward and backward in float32. No weight changes. A model in another precision computes in float32
+    meanwhile; afterwards it is what it was.
 
     Args:
         model: a built Keras model with a loss, from `compile(loss=...)` or a `compute_loss` of its own. A `train_step`

@@ -107,9 +107,10 @@ class _Event(NamedTuple):
 
 
 def find_nonfinite(model: keras.Model, batch: Any, loss_scale: float | None = None) -> NonFinite | None:
-    """Finds the first value of a training step that is infinite or NaN, forward or backward.
+    """Finds the first infinite or NaN value of a step.
 
-    The step runs in the model's own precision, with the loss scale of its optimizer. No weight changes.
+    It may arise in the forward or in the backward pass. The step runs in the model's own precision, with the loss scale
+    of its optimizer. No weight changes.
 
     Args:
         model: a built Keras model with a loss, as for `audit`.

@@ -20,11 +20,12 @@ from keras_mp.system.whole_number import whole_number
 
 
 class NonFiniteFinder(keras.callbacks.Callback):
-    """Runs `find_nonfinite` when the loss of `fit` becomes NaN or infinite, or too many steps in a row are skipped.
+    """Runs `find_nonfinite` when a training breaks.
 
-    It writes the batch to `FOLDER/nonfinite_step_N.npz`, prints what it found and keeps it in `found`. The weights are
-    looked at as they were before the step, so it keeps a copy of them on the device where the optimizer applies what
-    is not finite: that is every optimizer but a loss-scaling one. The batches of `fit` pass through Python one by one.
+    That is when the loss of `fit` becomes NaN or infinite, or too many steps in a row are skipped. It writes the batch
+    to `FOLDER/nonfinite_step_N.npz`, prints what it found and keeps it in `found`. The weights are looked at as they
+    were before the step, so it keeps a copy of them on the device where the optimizer applies what is not finite: that
+    is every optimizer but a loss-scaling one. The batches of `fit` pass through Python one by one.
 
     Args:
         folder: the folder to write the batch to; made when it is needed.
@@ -89,7 +90,7 @@ class NonFiniteFinder(keras.callbacks.Callback):
         self._before = [(variable, keras.ops.copy(variable.value)) for variable in kept]
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Looks at the loss and at the skips, and where one is wrong, for the first value that is not finite."""
+        """Runs the finder where the loss or skips are wrong."""
         self._step += 1
         if self.found is not None:
             return

@@ -135,7 +135,9 @@ def compare_training(
     steps: int | None = None,
     held_out: Any = None,
 ) -> ParityReport:
-    """Trains a model in several precisions, each with the same seeds, data and initial weights.
+    """Trains a model in several precisions.
+
+    Each has the same seeds, data and initial weights.
 
     ```
     for each seed:

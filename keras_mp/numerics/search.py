@@ -42,7 +42,9 @@ def search_policy(
     steps: int = 4,
     held_out: int = 2,
 ) -> PolicySearch:
-    """Finds the cheapest precision of each layer at which loss and gradients stay within a tolerance of float32.
+    """Finds the cheapest precision of each layer.
+
+    Loss and gradients stay within a tolerance of float32.
 
     ```
     audit the first batches in float32

@@ -16,7 +16,7 @@ TF_CONFIG_LOOKS = '{"cluster": {"worker": ["host0:12345", "host1:12345"]}, "task
 
 
 class ClusterError(ValueError):
-    """Processes cannot train together: their list is malformed, or their programs or settings differ, as is said."""
+    """Processes that cannot train together, as the message says."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ JOIN_SECONDS = 300.0
 
 
 class LostWorkerError(RuntimeError):
-    """A process of the training did not join or was lost; the message names it."""
+    """A process that did not join or was lost."""
 
 
 def end_process(message: str) -> None:

@@ -27,7 +27,9 @@ def distribute(
     gather_dtype: str = "compute",
     rules: Rules | LayoutMapOf | None = None,
 ) -> Iterator[Plan]:
-    """Makes a scope in which a model is built, compiled and trained over several devices of this host.
+    """Distributes a model over several devices of this host.
+
+    It is built, compiled and trained in this scope.
 
     ```
     with keras_mp.parallel.distribute("fully_sharded"):
@@ -165,9 +167,10 @@ def _names(devices: int | Sequence[str] | None, available: Sequence[str]) -> tup
 
 
 def gather(model: keras.Model) -> keras.Model:
-    """A copy of a model on one device of this process, to save, export and predict with; call it outside the scope.
+    """Copies a model to one device of this process.
 
-    Where several processes trained the model, all of them must call it.
+    The copy is to save, to export and to predict with; call it outside of the scope. Where several processes trained
+    the model, all of them must call it.
 
     Returns:
         A new model with the same weights, compiled alike, with the optimizer's state; the model itself where it lies on

@@ -26,7 +26,9 @@ _scopes: list[Plan] = []
 
 
 def tensor_rules(rules: Rules) -> Callable[[Build], Build]:
-    """Gives the function that builds a model the rules by which `distribute("tensor")` splits the model's weights.
+    """Names the weights that `distribute("tensor")` splits.
+
+    It decorates the function that builds the model.
 
     ```
     @keras_mp.parallel.tensor_rules(((r"hidden[/_]kernel", (None, "model")), (r"logits[/_]kernel", ("model", None))))

@@ -30,10 +30,11 @@ _joined: list[Coordinator] = []
 def join(
     cluster: Cluster | None, settings: Mapping[str, Any] | None = None, code: Sequence[Path] = (), **options: Any
 ) -> Iterator[None]:
-    """A scope in which this process trains with others; begin the program with it, before any model or data.
+    """Joins the processes that train together, in a scope.
 
-    All must have the same versions, code and settings. When one of them is lost, dead or stopped, every other one ends
-    itself within half a minute and names it; when this one fails, the others end, too.
+    Begin the program with it, before any model or data. All must have the same versions, code and settings. When one of
+    them is lost, dead or stopped, every other one ends itself within half a minute and names it; when this one fails,
+    the others end, too.
 
     Args:
         cluster: the result of `find_cluster`; None for a process that trains alone, for which this does nothing.

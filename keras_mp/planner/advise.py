@@ -47,7 +47,9 @@ def advise(
     verbose: bool = True,
     text: str = "",
 ) -> AdviceReport:
-    """Says for each chip whether it holds the training of a model, and the cheapest measures that make it fit.
+    """Finds the chips that hold a model's training.
+
+    For each it names the cheapest measures that make the training fit.
 
     It asks of several chips and changes what `inspect` asks of one, and a row has what `inspect` returns:
     `advise(build, batch, ["h100", "v5e"])["v5e"].report`. The step is compiled for each chip, which need not be

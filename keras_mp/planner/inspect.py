@@ -33,10 +33,11 @@ def inspect(
     flags: dict[str, Any] | None = None,
     strategy: str | Plan | None = None,
 ) -> CompileReport:
-    """Compiles one step of a model for a chip, which need not be attached, and reports the result.
+    """Compiles one step of a model for a chip.
 
-    Nothing is executed, and no weight changes. What `fit` creates before its first step, the optimizer's variables and
-    the metrics', is created here too.
+    The chip need not be attached; the report says what the compiler made of the step. Nothing is executed, and no
+    weight changes. What `fit` creates before its first step, the optimizer's variables and the metrics', is created
+    here too.
 
     Args:
         model: a built keras.Model, compiled where a training step is asked for; or a function without arguments that

@@ -78,7 +78,9 @@ class Device:
 
 
 def list_devices() -> list[Device]:
-    """Lists the devices of this process, equal ones together, the best kind first.
+    """Lists the devices of this process by kind.
+
+    Equal ones stand together, the best kind first.
 
     Returns:
         At least the CPU.

@@ -42,7 +42,9 @@ _asked_about: ContextVar[str] = ContextVar("policy that is asked about, which au
 
 @dataclasses.dataclass(frozen=True)
 class PolicyChoice:
-    """A dtype policy, whether to compile with it, and why; the end of a `with` block puts back the policy before it.
+    """A dtype policy, the jit that it needs, and why.
+
+    The end of a `with` block puts back the policy before it.
 
     Attributes:
         policy: The name of the policy: "float32", "mixed_float16", "mixed_bfloat16", "fp8" or "bfloat16".
@@ -104,7 +106,9 @@ def choose_jit(policy: str = "", device: Device | None = None) -> Support:
 
 
 def set_global_policy(name: str = "auto") -> PolicyChoice:
-    """Sets Keras's global dtype policy, or sets it for a `with` block.
+    """Sets Keras's global dtype policy.
+
+    In a `with` block it is set for the block.
 
         keras_mp.set_global_policy("auto")  # from here on
         with keras_mp.set_global_policy("mixed_bfloat16") as choice:  # for the layers that are made in the block

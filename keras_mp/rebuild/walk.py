@@ -14,7 +14,7 @@ Rule = Callable[[Config, Any], Config]
 
 
 class RebuildError(ValueError):
-    """A model cannot be rebuilt; the message names the layer and a remedy."""
+    """A model that cannot be rebuilt, by the layer named."""
 
 
 def check_is_model(model: Any) -> None:

@@ -40,7 +40,9 @@ from keras_mp.treatment.waiting import register_calls, waits
 
 
 def stabilize(model: keras.Model) -> keras.Model:
-    """Lets normalization, softmax, activity regularizers and the output of a model run in float32; changes it in place.
+    """Lets sensitive parts of a model run in float32.
+
+    These are normalization, softmax, activity regularizers and the model's output; the model is changed in place.
 
     - Normalization and softmax compute in float32 and return the 16-bit dtype that they returned before.
     - Attention adds up and normalizes its scores in float32; the products keep 16-bit operands. On a TPU it is what was

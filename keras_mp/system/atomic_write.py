@@ -8,7 +8,10 @@ from pathlib import Path
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Gives a path to write to, which becomes `path` when the block ends well and vanishes when it does not."""
+    """Opens a path that is renamed when all is written.
+
+    It becomes `path` when the block ends well, and vanishes when it does not.
+    """
     # Of its own: another process may be writing to the same path.
     partial = path.with_name(f".partial-{secrets.token_hex(4)}-{path.name}")
     try:

@@ -13,11 +13,12 @@ from keras_mp.system.whole_number import whole_number
 
 
 class Batches(keras.utils.PyDataset):
-    """An epoch of training batches, from any step on: what `TrainingCheckpoint` needs to resume within an epoch.
+    """Batches of an epoch, from any step on.
 
-    A subclass says what a batch is: `batch(epoch, step)`. The examples left over by the last full batch sit out that
-    epoch, so that every step has one shape and compiles once. Each pass over the data is the next epoch, unless
-    `start_at` says which: `TrainingCheckpoint` calls it. A batch that `fit` reads to build a model is no pass.
+    `TrainingCheckpoint` needs them to resume within an epoch. A subclass says what a batch is: `batch(epoch, step)`.
+    The examples left over by the last full batch sit out that epoch, so that every step has one shape and compiles
+    once. Each pass over the data is the next epoch, unless `start_at` says which: `TrainingCheckpoint` calls it. A
+    batch that `fit` reads to build a model is no pass.
 
     Args:
         examples: the number of training examples.
@@ -49,7 +50,9 @@ class Batches(keras.utils.PyDataset):
         return self.examples // self.batch_size
 
     def start_at(self, epoch: int, step: int = 0) -> None:
-        """Sets what is read next. Call it as an epoch begins; `TrainingCheckpoint` does.
+        """Sets the epoch and step that are read next.
+
+        Call it as an epoch begins; `TrainingCheckpoint` does.
 
         Args:
             epoch: the number of the epoch, counted from 0.
@@ -65,28 +68,31 @@ class Batches(keras.utils.PyDataset):
         self._next = 0
 
     def on_epoch_begin(self) -> None:
-        """Keras calls it before the first batch of a pass over the data, and before it reads one to build a model."""
+        """Begins a pass over the data, before its first batch."""
         self._being_read = not _builds_a_model()
         self._in_order = True
 
     def on_epoch_end(self) -> None:
-        """Keras calls it after the last batch of a pass, at times twice: the next pass is the next epoch."""
+        """Ends a pass over the data; Keras calls it.
+
+        At times it calls it twice: the next pass is the next epoch.
+        """
         if self._being_read:
             self._being_read = False
             self._place = (self._place[0] + 1, 0)
 
     @property
     def being_read(self) -> bool:
-        """Whether a batch was read since `start_at`, or a pass over the data has begun."""
+        """Whether a pass over the data has begun."""
         return self._being_read or self._next > 0
 
     @property
     def in_order(self) -> bool:
-        """Whether the batches of this pass were read one after the other, as by `fit` with `shuffle=False`."""
+        """Whether batches were read in order, without shuffling."""
         return self._in_order
 
     def take_share(self, index: int, count: int) -> None:
-        """Makes this process read its own rows of every batch: the `index`-th of `count` equal parts.
+        """Lets this process read its equal part of every batch.
 
         Args:
             index: the number of this process, counted from 0.
@@ -102,11 +108,16 @@ class Batches(keras.utils.PyDataset):
         self._share = (index, count)
 
     def signature(self) -> dict[str, Any]:
-        """What the order of the data depends on: a resumed training must have the same."""
+        """Settings that the order of the data depends on.
+
+        A resumed training must have the same.
+        """
         return {"examples": self.examples, "batch_size": self.batch_size, "seed": self.seed}
 
     def order(self, epoch: int) -> np.ndarray:
-        """Draws the order of an epoch, as NumPy's generator does from the seed `(seed, epoch)`.
+        """Draws the order of an epoch.
+
+        NumPy's generator draws it from the seed `(seed, epoch)`.
 
         Args:
             epoch: the number of the epoch, counted from 0.
@@ -133,7 +144,10 @@ class Batches(keras.utils.PyDataset):
         raise NotImplementedError(f"{type(self).__name__} must define batch(epoch, step)")
 
     def rows(self, epoch: int, step: int, first: int, last: int) -> Any:
-        """Reads the rows `first` to `last - 1` of a batch; a subclass may do so without reading the others."""
+        """Reads the rows `first` to `last - 1`.
+
+        A subclass may do so without reading the others.
+        """
         return keras.tree.map_structure(lambda array: array[first:last], self.batch(epoch, step))
 
     def __len__(self) -> int:

@@ -38,12 +38,12 @@ DAMAGED = ".damaged"
 
 
 class TrainingCheckpoint(keras.callbacks.Callback):
-    """Saves the whole state of a training, and resumes from the newest checkpoint when `fit` is called again.
+    """Saves the whole state of a training, and resumes.
 
-    A save holds the weights, the optimizer with its slots, the loss scale, the gradients accumulated so far,
-    FP8 amax histories, the state of every seed generator and of Python's and NumPy's own, the metrics, and the place
-    in the data. A training that was killed and resumed ends with the weights of one that was not, bit for bit,
-    where the device computes the same bits twice.
+    It goes on from the newest checkpoint when `fit` is called again. A save holds the weights, the optimizer with its
+    slots, the loss scale, the gradients accumulated so far, FP8 amax histories, the state of every seed generator and
+    of Python's and NumPy's own, the metrics, and the place in the data. A training that was killed and resumed ends
+    with the weights of one that was not, bit for bit, where the device computes the same bits twice.
 
     A save in one precision goes on in another: a message says what is left out or begins anew.
 
@@ -118,7 +118,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self.resumed_from: Path | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Goes on from the newest whole save, where there is one."""
+        """Goes on from the newest whole save, if any."""
         others = [name for name in held_optimizers(self._model) if name != "optimizer"]
         if others:
             raise CheckpointError(
@@ -147,7 +147,10 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             self._check_room()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Sets the data to the epoch, and in the one that is resumed to the step."""
+        """Sets the data to the epoch.
+
+        In the one that is resumed, it sets the step, too.
+        """
         self._epoch, self._stopped = epoch, False
         self._first = self._done = self._start.step if epoch == self._start.epoch else 0
         if self.batches is not None:
@@ -161,13 +164,13 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             warnings.filterwarnings("ignore", message="Your input ran out of data")
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Ends the epoch that was resumed after its last step, as Keras does when data run out."""
+        """Ends a resumed epoch after its last step."""
         # Not left to the data: TensorFlow would begin a step without a batch, and draw its random numbers.
         if self._first and self.batches is not None and self._first + batch >= self.batches.steps:
             raise StopIteration
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves when it is time, or when training is being stopped."""
+        """Saves when it is time, or when training stops."""
         self._done = self._first + batch + 1
         if self.batches is not None and workers.count() == 1:
             self._check_read(self.batches)

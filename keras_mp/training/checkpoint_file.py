@@ -78,7 +78,7 @@ def write(path: Path, arrays: Iterable[tuple[str, np.ndarray]], manifest: dict[s
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be resumed: damaged, or of another model, optimizer or settings; the message says which."""
+    """A checkpoint that cannot be resumed, as the message says."""
 
 
 class Reader:

@@ -33,11 +33,12 @@ def fit(
     validation_batch_size: int | None = None,
     callbacks: Sequence[Any] = (),
 ) -> Any:
-    """Trains a compiled model, alone or together with other processes, of which each reads its rows of every batch.
+    """Trains a compiled model, alone or in several processes.
 
-    This is Keras's `fit` for a process alone, and on JAX. Several processes on TensorFlow need a loop of the kit's own,
-    because Keras's fails under `MultiWorkerMirroredStrategy` (keras#20585): there the logs of a step are this process's
-    own, those of an epoch are over all, and only callbacks that are known to work are taken.
+    Each process reads its rows of every batch. This is Keras's `fit` for a process alone, and on JAX. Several processes
+    on TensorFlow need a loop of the kit's own, because Keras's fails under `MultiWorkerMirroredStrategy` (keras#20585):
+    there the logs of a step are this process's own, those of an epoch are over all, and only callbacks that are known
+    to work are taken.
 
     Args:
         model: a model that was built and compiled within `keras_mp.parallel.distribute`.

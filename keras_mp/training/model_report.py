@@ -161,7 +161,9 @@ def report(
     target: str | None = None,
     batch_size: int = 8,
 ) -> ModelReport:
-    """Says which layers `stabilize`, `convert` and `make_lean` have changed or would change, and why not the others.
+    """Reports the changes of a model, layer by layer.
+
+    It says which layers `stabilize`, `convert` and `make_lean` have changed or would change, and why not the others.
 
         print(keras_mp.report(model))
 

@@ -53,7 +53,9 @@ def prepare(
     state_memory: str | None = None,
     **compile_arguments: Any,
 ) -> keras.Model:
-    """Makes a model ready for `fit` in the precision that it was built in.
+    """Makes a model ready for `fit` in its precision.
+
+    It is the precision in which it was built.
 
     It changes the model in place, and stands for these calls, each of which can be used alone:
 

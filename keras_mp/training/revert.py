@@ -23,7 +23,9 @@ _CHANGES = {"stabilize": STABILIZED, "convert": (FLOAT8,), "make_lean": LEAN}
 
 
 def revert(model: keras.Model, *changes: str) -> keras.Model:
-    """Undoes what `stabilize`, `convert`, `make_lean` and `prepare` changed in a model, in place.
+    """Undoes the kit's changes to a model, in place.
+
+    They are those of `stabilize`, `convert`, `make_lean` and `prepare`.
 
         keras_mp.revert(model)  # all of it: the saved model is one of Keras alone
         keras_mp.revert(model, "convert")  # plain products again; what is stable or lean stays so

@@ -22,7 +22,10 @@ _SCOPES: ContextVar[Callable[[Any], AbstractContextManager] | None] = ContextVar
 
 
 class CompileError(RuntimeError):
-    """A step cannot be lowered, or a compiler failed; the message names the cause, a remedy, and a compiler's log."""
+    """A step cannot be lowered, or a compiler failed.
+
+    The message names the cause, a remedy, and a compiler's log.
+    """
 
 
 @dataclass(frozen=True)

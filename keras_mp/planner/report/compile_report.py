@@ -15,7 +15,7 @@ from keras_mp.reporting.report import PicturedReport
 
 
 class CheckError(AssertionError):
-    """A compiled step fails a check; the message lists the operations that fail it."""
+    """A compiled step that fails a check."""
 
 
 @dataclass(frozen=True)
