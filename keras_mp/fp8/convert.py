@@ -6,9 +6,11 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import keras
 
+from keras_mp.fp8.equations import problem
 from keras_mp.fp8.layers import (
     FLOAT8,
     Float8Layer,
@@ -28,6 +30,7 @@ from keras_mp.treatment.treated import (
     Treatment,
     rebase,
     register_treatments,
+    treat,
 )
 from keras_mp.treatment.waiting import register_calls, waits
 
@@ -45,6 +48,50 @@ register_treatments(
         )
     }
 )
+
+
+def Float8Dense(*args: Any, scaling: str | Scaling | Scalings | None = None, **kwargs: Any) -> keras.layers.Dense:  # noqa: N802
+    """`keras.layers.Dense` with products in FP8.
+
+    It is what `convert` makes of a Dense layer, for a model that is written with it: saved, reverted and exported as
+    that, with everything but the products as in Dense.
+
+    Args:
+        *args: the arguments of `keras.layers.Dense`.
+        scaling: the scalings of the products, as for `convert`.
+        **kwargs: further arguments of `keras.layers.Dense`.
+
+    Raises:
+        ValueError: If there is no such scaling.
+
+    Examples:
+        >>> import keras, keras_mp
+        >>> model = keras.Sequential([keras.Input((16,)), keras_mp.layers.Float8Dense(16, "relu", scaling="delayed")])
+        >>> isinstance(model.layers[0], keras.layers.Dense)
+        True
+    """
+    return treat(keras.layers.Dense(*args, **kwargs), {FLOAT8: get_scalings(scaling)})
+
+
+def Float8EinsumDense(  # noqa: N802
+    *args: Any, scaling: str | Scaling | Scalings | None = None, **kwargs: Any
+) -> keras.layers.EinsumDense:
+    """`keras.layers.EinsumDense` with products in FP8.
+
+    It is what `convert` makes of an EinsumDense layer, for a model that is written with it.
+
+    Args:
+        *args: the arguments of `keras.layers.EinsumDense`.
+        scaling: the scalings of the products, as for `convert`.
+        **kwargs: further arguments of `keras.layers.EinsumDense`.
+
+    Raises:
+        ValueError: If there is no such scaling, or the equation is none of a product of inputs and a kernel.
+    """
+    layer = keras.layers.EinsumDense(*args, **kwargs)
+    if why := problem(layer.equation):
+        raise ValueError(f"{why}: a product in FP8 is that of inputs and a kernel")
+    return treat(layer, {FLOAT8: get_scalings(scaling)})
 
 
 @contextmanager

@@ -36,7 +36,9 @@ def attention(
     dropout: float = 0.0,
     seed: Any = None,
 ) -> Any:
-    """Attends, exactly, with a softmax in float32, and computes the probabilities anew in the backward pass.
+    """Attends exactly, without scores that are kept.
+
+    The softmax is in float32, and the backward pass computes the probabilities anew.
 
         S = scale query . key^T             float32
         P = softmax(S)                      float32

@@ -20,11 +20,7 @@ from keras_mp.system.whole_number import whole_number
 
 @keras.saving.register_keras_serializable("keras_mp")
 class ChunkedCrossEntropy(keras.losses.Loss):
-<<<<<<< HEAD
-    """Cross-entropy of integer targets; in a lean model without whole logits, elsewhere from the logits.
-=======
     """Cross-entropy of integer targets, in chunks of logits.
->>>>>>> a0e02c56 (Public docstrings begin with ten words at most, a noun or verb first; a test holds it)
 
     The value is that of `keras.losses.SparseCategoricalCrossentropy(from_logits=True)`, also of targets outside the
     vocabulary, unless their weight is 0; see `keras_mp.lean.cross_entropy.chunked_cross_entropy`.

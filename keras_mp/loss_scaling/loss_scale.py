@@ -196,7 +196,7 @@ class StaticLossScale(AnyLossScale):
 @keras.saving.register_keras_serializable("keras_mp")
 @dataclasses.dataclass(frozen=True)
 class NoLossScale(AnyLossScale):
-    """A scale of 1, for float32 and bfloat16: nothing is scaled, and a step that overflows is still skipped.
+    """Scale of 1; a step that overflows is still skipped.
 
     That check needs the gradients of all weights before the first weight moves. With `release_gradients` each weight is
     updated as soon as its own gradient is there, and XLA frees the gradient then. Where the gradient of a weight is not

@@ -8,11 +8,11 @@ FP8 falls the same way on both sides.
 
 import keras
 import numpy as np
-from float8_layers import float8_dense
 from mx_reference import numbers as in_blocks
 from reference import quantize
 
 from keras_mp.fp8 import Scalings
+from keras_mp.layers import Float8Dense
 
 RECIPES = {
     "current": Scalings.named("current", scale="power_of_two"),
@@ -62,7 +62,7 @@ def build(kernels, scaling="current", **arguments):
     """The Keras model, with these kernels."""
     scaling = RECIPES[scaling]
     shared, last = (
-        float8_dense(WIDTH, use_bias=False, scaling=scaling, name=name, **arguments) for name in ("shared", "last")
+        Float8Dense(WIDTH, use_bias=False, scaling=scaling, name=name, **arguments) for name in ("shared", "last")
     )
     inputs = keras.Input((WIDTH,))
     model = keras.Model(inputs, last(keras.ops.relu(shared(keras.ops.relu(shared(inputs))))))

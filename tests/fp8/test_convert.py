@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 import zoo
-from float8_layers import float8_dense
 from reference import to_numpy
 from twins import twin
 
@@ -16,6 +15,7 @@ from keras_mp.fp8 import Scalings, is_available
 from keras_mp.fp8.convert import decisions, without_float8
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.selection import decide, end_layers
+from keras_mp.layers import Float8Dense
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import treatments_of
 
@@ -296,7 +296,7 @@ def test_layers_that_compute_in_float32_come_with_a_note():
 
 
 def test_the_layer_itself_can_be_reverted():
-    model = keras.Sequential([keras.Input((16,)), float8_dense(16, scaling=Scalings.named("current", format="E4M3"))])
+    model = keras.Sequential([keras.Input((16,)), Float8Dense(16, scaling=Scalings.named("current", format="E4M3"))])
     assert convert(model, select=everything).layers[0].scaling == Scalings.named("current", format="E4M3")
     back = revert(twin(model))
     assert type(back.layers[0]) is layers.Dense
@@ -304,7 +304,7 @@ def test_the_layer_itself_can_be_reverted():
 
 
 def test_fp8_layers_are_plain_ones_for_a_while():
-    model = keras.Sequential([keras.Input((16,)), float8_dense(16), layers.Dense(16)])
+    model = keras.Sequential([keras.Input((16,)), Float8Dense(16), layers.Dense(16)])
     convert(model, "delayed", select=lambda path, layer: layer is model.layers[1])
     before = [layer.get_config() for layer in model.layers]
     with without_float8(model):

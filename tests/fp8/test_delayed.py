@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-from float8_layers import float8_dense
 from reference import cast, quantized_by, sqnr, tensors, to_numpy, with_gradients
 from trajectory import (
     BAD,
@@ -26,6 +25,7 @@ from keras_mp import convert, revert
 from keras_mp.fp8 import Scalings, matmul
 from keras_mp.fp8.layers import CALL_SITES, AmaxHistory
 from keras_mp.fp8.quantize import next_step
+from keras_mp.layers import Float8Dense
 
 
 @pytest.mark.jax
@@ -56,7 +56,7 @@ def test_micro_batches_and_a_reload_in_the_middle(tmp_path):
 def test_a_float16_overflow_leaves_the_history():
     """A real one, of the loss scale: the step is skipped on the way down to a scale that fits."""
     keras.config.set_dtype_policy("mixed_float16")
-    layer = float8_dense(WIDTH, use_bias=False, scaling="delayed", name="shared")
+    layer = Float8Dense(WIDTH, use_bias=False, scaling="delayed", name="shared")
     model = keras.Sequential([keras.Input((WIDTH,)), layer])
     model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=2.0**24), dot_loss)
     x, c = (1e3 * np.random.default_rng().normal(size=(ROWS, WIDTH)).astype("float32") for _ in range(2))
@@ -116,7 +116,7 @@ def test_what_is_not_finite_stays_visible_and_the_rest_keeps_its_scale(bad):
 
 
 def test_a_frozen_layer_scales_just_in_time_and_keeps_its_history():
-    layer = float8_dense(WIDTH, use_bias=False, scaling=Scalings.named("delayed", history=4))
+    layer = Float8Dense(WIDTH, use_bias=False, scaling=Scalings.named("delayed", history=4))
     layer.build((None, WIDTH))
     layer.kernel.assign(np.ones((WIDTH, WIDTH), "float32"))
     before = np.full((3, 4), 2.0**-30)

@@ -3,13 +3,13 @@
 import keras
 import numpy as np
 import pytest
-from float8_layers import float8_dense, float8_einsum_dense
 from reference import compiled, sqnr, to_numpy
 from twins import twin
 
 import keras_mp
 from keras_mp import revert
 from keras_mp.fp8 import Scalings, matmul
+from keras_mp.layers import Float8Dense, Float8EinsumDense
 
 RECIPE = Scalings.named("current", format="E4M3", scale="power_of_two")
 RECIPES = {
@@ -33,9 +33,9 @@ def trained(request, tmp_path_factory):
     results = []
     for name, recipe in RECIPES.items():
         if len(results) % 2:
-            layer = float8_dense(32, scaling=recipe, name=name)
+            layer = Float8Dense(32, scaling=recipe, name=name)
         else:
-            layer = float8_einsum_dense("abc,cde->abde", (None, 2, 16), scaling=recipe, name=name)
+            layer = Float8EinsumDense("abc,cde->abde", (None, 2, 16), scaling=recipe, name=name)
         results.append(keras.layers.Reshape((4, 32), name=f"{name}_result")(layer(inputs)))
     model = keras.Model(inputs, keras.layers.Concatenate(name="all")(results), name="recipes")
     # In TensorFlow's eager mode, a tenth of the time of the compiler's.
@@ -86,7 +86,7 @@ def product_of(layer, x, dtype):
 
 @pytest.mark.parametrize("dtype, jit", [("float32", False), ("mixed_bfloat16", True), ("mixed_float16", True)])
 def test_dense(dtype, jit):
-    layer = float8_dense(8, "gelu", bias_initializer="uniform", scaling=RECIPE, dtype=dtype)
+    layer = Float8Dense(8, "gelu", bias_initializer="uniform", scaling=RECIPE, dtype=dtype)
     x = normal(5, 3, 16)
     compute = layer.compute_dtype
     layer.build(x.shape)
@@ -102,7 +102,7 @@ def test_dense(dtype, jit):
 
 def test_einsum_dense():
     options = {"bias_axes": "de", "scaling": RECIPE, "dtype": "mixed_bfloat16"}
-    layer = float8_einsum_dense("abc,cde->abde", (None, 2, 4), "relu", **options)
+    layer = Float8EinsumDense("abc,cde->abde", (None, 2, 4), "relu", **options)
     x = normal(5, 3, 16)
     result = layer(x)
     expected = keras.ops.relu(product_of(layer, x, layer.compute_dtype))  # the bias is zero
@@ -112,7 +112,7 @@ def test_einsum_dense():
 
 def test_the_kernel_is_rounded_once():
     """From float32 to FP8, not by way of bfloat16: 1.0625 + 2^-12 is nearer to 1.125, and 1.0625 is a tie to 1."""
-    layer = float8_dense(
+    layer = Float8Dense(
         1, use_bias=False, scaling=Scalings.named("current", scale="power_of_two"), dtype="mixed_bfloat16"
     )
     layer.build((None, 2))
@@ -123,8 +123,8 @@ def test_the_kernel_is_rounded_once():
 @pytest.mark.parametrize(
     "layer, shape",
     [
-        (lambda: float8_dense(8, "relu", scaling=RECIPE, kernel_regularizer="l2", bias_constraint="non_neg"), (5, 16)),
-        (lambda: float8_einsum_dense("...c,cd->...d", 8, scaling=RECIPE, kernel_constraint="unit_norm"), (5, 2, 16)),
+        (lambda: Float8Dense(8, "relu", scaling=RECIPE, kernel_regularizer="l2", bias_constraint="non_neg"), (5, 16)),
+        (lambda: Float8EinsumDense("...c,cd->...d", 8, scaling=RECIPE, kernel_constraint="unit_norm"), (5, 2, 16)),
     ],
 )
 def test_config_round_trip(layer, shape):
@@ -140,7 +140,7 @@ def test_config_round_trip(layer, shape):
 
 
 def test_lora():
-    layer = float8_dense(8, use_bias=False, dtype="mixed_bfloat16")
+    layer = Float8Dense(8, use_bias=False, dtype="mixed_bfloat16")
     x = normal(32, 16)
     model = keras.Sequential([keras.Input((16,)), layer])
     layer.enable_lora(4)
@@ -156,8 +156,8 @@ def test_lora():
 
 def test_bad_input():
     with pytest.raises(ValueError, match="scaling='row' is unknown"):
-        float8_dense(8, scaling="row")
-    layer = float8_dense(8)
+        Float8Dense(8, scaling="row")
+    layer = Float8Dense(8)
     layer.build((None, 16))
     with pytest.raises(TypeError, match="inputs must be floats, got int32"):
         layer(keras.ops.ones((2, 16), "int32"))

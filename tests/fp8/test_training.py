@@ -4,11 +4,11 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
-from float8_layers import float8_dense
 from network import RATE, assert_same, build, gradients, kernels_of, numbers
 from reference import Product
 
 import keras_mp
+from keras_mp.layers import Float8Dense
 
 
 def descend(x, t, kernels):
@@ -44,7 +44,7 @@ def test_averaged_weights():
 def test_kernel_gradients_of_a_tiny_loss(dtype):
     """The first step with a loss of about 1e-6: the kernel moves by the reference's gradient, not by nothing."""
     scale, rng = 1e-6, np.random.default_rng()
-    layer = float8_dense(16, use_bias=False, dtype=dtype)
+    layer = Float8Dense(16, use_bias=False, dtype=dtype)
     model = keras.Sequential([keras.Input((16,)), layer])
     # Exact in both 16-bit formats, so that the reference has the same operands.
     x = rng.integers(-8, 9, (8, 16)).astype("float32")

@@ -10,13 +10,13 @@ import functools
 
 import keras
 import numpy as np
-from float8_layers import float8_dense
 from int8_reference import TOP, integers
 from reference import cast, compiled, quantized_by, tensors, to_numpy
 
 import keras_mp
 from keras_mp.fp8 import Scalings
 from keras_mp.fp8.scaling import ROLES
+from keras_mp.layers import Float8Dense
 
 ROWS, WIDTH = 8, 16
 BAD = (np.inf, -np.inf, np.nan)
@@ -195,7 +195,7 @@ def build(recipes, accumulate=1, checks=True, **compile_arguments):
     inputs = keras.Input((WIDTH,)), keras.Input((WIDTH,))
     results = []
     for name, recipe in recipes.items():
-        layer = float8_dense(WIDTH, use_bias=False, scaling=recipe, name=name)
+        layer = Float8Dense(WIDTH, use_bias=False, scaling=recipe, name=name)
         result = layer(inputs[0]) + layer(inputs[1]) if name in CALLED_TWICE else layer(inputs[0])
         results.append(keras.layers.Identity(name=f"{name}_sum")(result))
     model = keras.Model(inputs, results)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import keras
 import pytest
-from float8_layers import float8_dense
 from steps import tensor
 
 from keras_mp.backend.common.device import TracedChip
+from keras_mp.layers import Float8Dense
 from keras_mp.lowering import lower_step
 from keras_mp.planner.chips.targets import find_target
 from keras_mp.planner.compile.compiler import compile_step
@@ -33,7 +33,7 @@ def test_delayed_scaling_takes_amax_and_fp8_values_in_one_pass_over_the_input_on
     keras.utils.clear_session()
     keras.config.set_dtype_policy("mixed_bfloat16")
     inputs = keras.Input((INPUTS,), dtype="bfloat16")
-    model = keras.Model(inputs, float8_dense(OUTPUTS, use_bias=False, scaling="delayed")(inputs))
+    model = keras.Model(inputs, Float8Dense(OUTPUTS, use_bias=False, scaling="delayed")(inputs))
     model.compile("sgd", "mse")
     batch = (tensor((ROWS, INPUTS), "bfloat16"), tensor((ROWS, OUTPUTS)))
     lowered = lower_step(model, batch, training=True, chip=TracedChip("gpu"))
