@@ -4,6 +4,7 @@
     python benchmarks/planner/fits_table.py --only "GPT-2 XL" --forms int4 --chips t4 v5e
     python benchmarks/planner/fits_table.py --in-full                  # three cells, compiled with all blocks as well
     python benchmarks/planner/fits_table.py --again --only "Mistral 7B" --forms lora --begin "frozen in 16 bits" lean
+    python benchmarks/planner/fits_table.py --only gpt-oss-20b --forms int4 --chips h100 --begin lean remat
 
 Each backbone has its published size and no values, and `advise` finds the cheapest measures that fit. A cell is written
 to benchmarks/planner/fits_table.json as soon as it is known, and not asked again. `--again` asks for those that did not
@@ -95,9 +96,9 @@ def _tensor(*shape: int, dtype: str = "int32") -> keras.KerasTensor:
     return keras.KerasTensor(shape, dtype)
 
 
-def tokens(length: int) -> Callable[[], tuple[Any, Any]]:
+def tokens(length: int, *more: str) -> Callable[[], tuple[Any, Any]]:
     return lambda: (
-        {"token_ids": _tensor(8, length), "padding_mask": _tensor(8, length, dtype="bool")},
+        {"padding_mask": _tensor(8, length, dtype="bool"), **{name: _tensor(8, length) for name in ("token_ids", *more)}},
         _tensor(8, length),
     )
 
@@ -141,6 +142,18 @@ _GEMMA_3 = {
     "use_post_attention_norm": True,
     "use_sliding_window_attention": True,
 }
+_GEMMA_4 = {
+    "image_size": None,
+    "global_head_dim": 512,
+    "num_global_key_value_heads": 2,
+    "global_rope_partial_rotary_factor": 0.25,
+    "sliding_window_size": 1024,
+    "final_logit_soft_cap": 30.0,
+    "enable_moe_block": True,
+    "num_experts": 128,
+    "expert_intermediate_dim": 704,
+    "num_experts_per_token": 8,
+}
 BACKBONES = {
     "BERT-large": Backbone(
         "BertBackbone", sizes(30522, 24, 1024, 4096, num_heads=16), 335_141_888,
@@ -182,6 +195,27 @@ BACKBONES = {
     "Llama 3 8B": Backbone(
         "Llama3Backbone", sizes(128256, 32, 4096, 14336, **grouped(32, 8)), 8_030_261_248, causal("Llama3"),
         tokens(1024), _TEXT,
+    ),
+    "gpt-oss-20b": Backbone(
+        "GptOssBackbone",
+        sizes(201088, 24, 2880, 2880, head_dim=64, num_experts=32, top_k=4, sliding_window=128, **grouped(64, 8)),
+        20_914_757_184, causal("GptOss"), tokens(1024), _TEXT,
+    ),
+    "Gemma 4 26B-A4B": Backbone(
+        "Gemma4Backbone",
+        sizes(262144, 30, 2816, 2112, head_dim=256, **grouped(16, 8), **_GEMMA_4), 25_233_141_790,
+        causal("Gemma4"), tokens(1024, "position_ids"), f"{_TEXT}, without its encoder of images",
+    ),
+    "Qwen3-30B-A3B": Backbone(
+        "Qwen3MoeBackbone",
+        sizes(151936, 48, 2048, 6144, head_dim=128, moe_intermediate_dim=768, num_experts=128, top_k=8,
+              norm_top_k_prob=True, **grouped(32, 4)),
+        30_532_122_624, causal("Qwen3Moe"), tokens(1024), _TEXT,
+    ),
+    "Mixtral 8x7B": Backbone(
+        "MixtralBackbone",
+        sizes(32000, 32, 4096, 14336, num_experts=8, top_k=2, sliding_window=4096, **grouped(32, 8)),
+        46_702_792_704, causal("Mixtral"), tokens(1024), _TEXT,
     ),
 }  # fmt: skip
 
