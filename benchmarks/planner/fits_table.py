@@ -98,7 +98,10 @@ def _tensor(*shape: int, dtype: str = "int32") -> keras.KerasTensor:
 
 def tokens(length: int, *more: str) -> Callable[[], tuple[Any, Any]]:
     return lambda: (
-        {"padding_mask": _tensor(8, length, dtype="bool"), **{name: _tensor(8, length) for name in ("token_ids", *more)}},
+        {
+            "padding_mask": _tensor(8, length, dtype="bool"),
+            **{name: _tensor(8, length) for name in ("token_ids", *more)},
+        },
         _tensor(8, length),
     )
 

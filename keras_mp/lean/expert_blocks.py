@@ -14,6 +14,7 @@ from keras_mp.backend.common.keras_private import AutocastScope
 from keras_mp.lean.experts import chosen_experts, wide
 from keras_mp.lean.training_step import may_be_differentiated
 from keras_mp.rebuild.notes import original_class, treatments_of
+from keras_mp.rebuild.quantized_banks import Quantized, quantized_banks
 from keras_mp.system.packages import package_of
 
 EXPERTS = "lean experts"
@@ -77,9 +78,26 @@ def _computes_chosen(training: bool | None = None) -> bool:
 
 def _of_bank(bank: Any, x: Any, chosen: Any, weights: Any) -> Any:
     """The sum of what the chosen experts of a layer make of each token."""
-    variables, expert = _BANKS[_definer(bank).__name__](bank)
-    values = [_value(variable) for variable in variables]
+    names, expert = _BANKS[_definer(bank).__name__](bank)
+    variables, integers = [getattr(bank, name) for name in names], quantized_banks(bank)
+    values = [
+        Quantized(*map(_value, integers[name])) if name in integers else _value(variable)
+        for name, variable in zip(names, variables, strict=True)
+    ]
     return chosen_experts(x, chosen, weights, values, expert, [variable.trainable for variable in variables])
+
+
+def has_banks(cls: type) -> bool:
+    """Whether a class of KerasHub, without treatments, holds the weights of experts."""
+    definer = _definer(cls)
+    return definer.__name__ in _BANKS and package_of(definer) == "keras_hub"
+
+
+def bank_names(layer: Any) -> list[str]:
+    """The attributes of a layer that hold a matrix for each of its experts; empty where it has no experts."""
+    if not has_banks(original_class(layer)):
+        return []
+    return [name for name in _BANKS[_definer(layer).__name__](layer)[0] if len(getattr(layer, name).shape) == 3]
 
 
 def _value(variable: Any) -> Any:
@@ -89,19 +107,20 @@ def _value(variable: Any) -> Any:
     return value if part is None else backend.as_tensor(variable)
 
 
-# One expert of each family, or all with an axis in front, as KerasHub writes it, times a factor for each row.
+# The weights of each family's bank. One of its experts, or all with an axis in front, as KerasHub writes it, times a
+# factor for each row.
 
 
-def _mixtral(bank: Any) -> tuple[list[Any], Callable[..., Any]]:
+def _mixtral(bank: Any) -> tuple[list[str], Callable[..., Any]]:
     def expert(x: Any, scale: Any, gate: Any, up: Any, down: Any) -> Any:
         hidden = ops.matmul(x, up) * _in_wide(bank.activation, ops.matmul(x, gate))
         return ops.matmul(hidden * scale, down)
 
     names = ("gate", "intermediate", "output")
-    return [getattr(bank, f"_expert_feedforward_{name}_dense") for name in names], expert
+    return [f"_expert_feedforward_{name}_dense" for name in names], expert
 
 
-def _qwen(bank: Any) -> tuple[list[Any], Callable[..., Any]]:
+def _qwen(bank: Any) -> tuple[list[str], Callable[..., Any]]:
     # Qwen 3.5 has no attribute for its activation, which is in float32.
     activation = getattr(bank, "activation", lambda x: _in_wide(ops.silu, x))
 
@@ -109,26 +128,26 @@ def _qwen(bank: Any) -> tuple[list[Any], Callable[..., Any]]:
         gate, up = ops.split(ops.matmul(x, gate_up), 2, axis=-1)
         return ops.matmul(up * activation(gate) * scale, down)
 
-    return [bank._expert_feedforward_gate_dense, bank._expert_feedforward_output_dense], expert
+    return ["_expert_feedforward_gate_dense", "_expert_feedforward_output_dense"], expert
 
 
-def _gpt_oss(bank: Any) -> tuple[list[Any], Callable[..., Any]]:
+def _gpt_oss(bank: Any) -> tuple[list[str], Callable[..., Any]]:
     def expert(x: Any, scale: Any, gate_up: Any, gate_up_bias: Any, down: Any, down_bias: Any) -> Any:
         both = ops.matmul(x, gate_up) + ops.expand_dims(gate_up_bias, -2)
         gate, up = ops.minimum(both[..., ::2], bank.limit), ops.clip(both[..., 1::2], -bank.limit, bank.limit)
         hidden = (up + 1) * (gate * ops.sigmoid(gate * bank.alpha))
         return ops.matmul(hidden * scale, down) + scale * ops.expand_dims(down_bias, -2)
 
-    return [bank.gate_up_proj, bank.gate_up_proj_bias, bank.down_proj, bank.down_proj_bias], expert
+    return ["gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"], expert
 
 
-def _gemma4(bank: Any) -> tuple[list[Any], Callable[..., Any]]:
+def _gemma4(bank: Any) -> tuple[list[str], Callable[..., Any]]:
     def expert(x: Any, scale: Any, gate: Any, up: Any, down: Any, factor: Any) -> Any:
         hidden = _in_wide(lambda gate: keras.activations.gelu(gate, approximate=True), ops.matmul(x, gate))
         factor = ops.reshape(factor, (*factor.shape, 1, 1)) if len(factor.shape) else factor
         return ops.matmul(hidden * ops.matmul(x, up) * (scale * factor), down)
 
-    return [bank.gate_proj, bank.up_proj, bank.down_proj, bank.per_expert_scale], expert
+    return ["gate_proj", "up_proj", "down_proj", "per_expert_scale"], expert
 
 
 def _in_wide(function: Callable[[Any], Any], x: Any) -> Any:

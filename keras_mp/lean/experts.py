@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_mp import backend
+from keras_mp.rebuild.quantized_banks import Quantized
 
 # Rows of one product are a multiple of this, for the matrix units of all chips.
 MULTIPLE = 16
@@ -37,7 +38,8 @@ def chosen_experts(
         x: floats, shape `(tokens, width)`; tokens may be unknown.
         chosen: integers from 0 to experts - 1, shape `(tokens, k)`, no two of a row alike.
         weights: floats, shape `(tokens, k)`; rounded to the dtype of x.
-        banks: floats, shapes `(experts, ...)`; rounded to the dtype of x where they are read.
+        banks: floats, shapes `(experts, ...)`; rounded to the dtype of x where they are read. Or such as are stored as
+            integers: of them an eighth of the experts is dequantized at a time.
         expert: a function `expert(rows, scale, *banks)` of rows `(..., C, width)` and a factor for each, `(..., C, 1)`,
             in the dtype of x, and of each bank the part of one expert, or all with an axis of experts in front of the
             rows. It is linear in the factor, and returns floats of the shape and dtype of rows.
@@ -50,14 +52,23 @@ def chosen_experts(
         Shazeer et al., "Outrageously Large Neural Networks", 2017 (arXiv:1701.06538). Without a capacity that drops
         tokens: Gale et al., "MegaBlocks", 2023 (arXiv:2211.15841).
     """
-    experts, dtype = banks[0].shape[0], keras.backend.standardize_dtype(x.dtype)
+    experts, dtype = keras.tree.flatten(banks)[0].shape[0], keras.backend.standardize_dtype(x.dtype)
     trained = [True] * len(banks) if trained is None else list(trained)
     # Those that get a gradient stand in front.
     places = sorted(range(len(banks)), key=lambda place: not trained[place])
     moving = 2 + sum(trained)
 
+    structure = keras.tree.map_structure(lambda _: 0, [banks[place] for place in places])
+
     def of_one(rows: Any, scale: Any, *parts: Any) -> Any:
-        return expert(rows, scale, *(ops.cast(parts[places.index(place)], dtype) for place in range(len(parts))))
+        read = [
+            part.floats(dtype) if isinstance(part, Quantized) else ops.cast(part, dtype)
+            for part in keras.tree.pack_sequence_as(structure, list(parts))
+        ]
+        return expert(rows, scale, *(read[places.index(place)] for place in range(len(read))))
+
+    is_quantized = any(isinstance(bank, Quantized) for bank in banks)
+    of_all = _few_at_once(of_one, experts, moving) if is_quantized else of_one
 
     @backend.custom_gradient
     def computed(chosen: Any, *values: Any) -> Any:
@@ -78,16 +89,44 @@ def chosen_experts(
                 anew = backend.barrier(list(values), [upstream])
                 # Gradients of banks as they are read: in float32 they would be twice as large.
                 moved, fixed = [*anew[:2], *(ops.cast(bank, dtype) for bank in anew[2:moving])], anew[moving:]
-                own = backend.gradients_of(lambda *moved: routes.at_once(of_one, *moved, *fixed), moved, upstream)
+                of_first = of_one if whole else of_all
+                own = backend.gradients_of(lambda *moved: routes.at_once(of_first, *moved, *fixed), moved, upstream)
                 own = own if whole else routes.gradients_left(of_one, upstream, moved, fixed, own)
                 own = [ops.cast(gradient, value.dtype) for gradient, value in zip(own, values, strict=False)]
                 own = backend.with_derivatives_of(gradients_at_once, own, [upstream, *values[:moving]])
             return (None, *own, *(None for _ in fixed))
 
-        result = routes.at_once(of_one, *values)
+        result = routes.at_once(of_one if whole else of_all, *values)
         return (result if whole else routes.added_left(of_one, result, *values)), backward
 
-    return ops.cast(computed(chosen, x, weights, *(banks[place] for place in places)), dtype)
+    return ops.cast(computed(chosen, x, weights, *keras.tree.flatten([banks[place] for place in places])), dtype)
+
+
+def _few_at_once(expert: Callable[..., Any], experts: int, moving: int) -> Callable[..., Any]:
+    """The same function of the rows and banks of all experts, of which it is given a few at a time.
+
+    Args:
+        moving: the number of its arguments that have a gradient.
+    """
+    few = next(number for number in range(max(experts // 8, 1), 0, -1) if experts % number == 0)
+
+    def mapped(function: Callable[..., Any], values: Sequence[Any]) -> Any:
+        split = [ops.reshape(value, (experts // few, few, *ops.shape(value)[1:])) for value in values]
+        results = ops.map(lambda parts: function(*parts), split)
+        return keras.tree.map_structure(lambda x: ops.reshape(x, (experts, *ops.shape(x)[2:])), results)
+
+    @backend.custom_gradient
+    def of_all(*values: Any) -> Any:
+        def backward(upstream: Any) -> Any:
+            def gradients(upstream: Any, *parts: Any) -> list[Any]:
+                fixed = parts[moving:]
+                return backend.gradients_of(lambda *moved: expert(*moved, *fixed), parts[:moving], upstream)
+
+            return (*mapped(gradients, [upstream, *values]), *(None for _ in values[moving:]))
+
+        return mapped(expert, values), backward
+
+    return of_all
 
 
 class _Routes(NamedTuple):

@@ -1,4 +1,4 @@
-"""Weights that do not train, stored in the 16 bits in which they are read."""
+"""Weights that do not train, stored in the 16 bits in which they are read, or as integers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 import keras
 
 from keras_mp.fp8.layers import Float8Layer
+from keras_mp.lean.expert_blocks import bank_names, has_banks
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class, precision_of_layer, treatments_of
+from keras_mp.rebuild.quantized_banks import BITS, dequantize_bank, quantize_bank, quantized_banks
 from keras_mp.rebuild.state import narrow, widen
 from keras_mp.stability.sensitive import LOW_PRECISION, find, output_layers
 from keras_mp.system.packages import package_of
@@ -18,7 +20,7 @@ from keras_mp.treatment.treated import Treatment, register_treatments
 FROZEN = "frozen"
 
 
-def narrow_frozen(model: keras.Model) -> keras.Model:
+def narrow_frozen(model: keras.Model, experts: str | None = None) -> keras.Model:
     """Stores the frozen weights of a model in 16 bits.
 
     Its layers read no more bits than these; the model is changed in place. Under Keras's mixed policies every weight is
@@ -36,26 +38,68 @@ def narrow_frozen(model: keras.Model) -> keras.Model:
 
     The low 16 bits of float32 are lost. Weights that were published in bfloat16 have none.
 
+    `experts="int4"` also stores the banks of KerasHub's experts as integers, which Keras's `quantize` passes over, and
+    which are most of such a model:
+
+        backbone.quantize("int4")
+        backbone.enable_lora(rank=8)
+        keras_mp.lean.narrow_frozen(model, experts="int4")
+
+    Each group of 128 rows of a column has a scale and a zero point, by Keras's own quantizer. The model then computes
+    with the rounded weights, in training and in inference. A training step of a lean model dequantizes an eighth of a
+    layer's experts at a time (`keras_mp.lean.make_lean`). Exports dequantize the banks.
+
     Args:
         model: a built Keras model, of which some weights do not train.
+        experts: the integers in which to store banks of experts that do not train, in whatever precision they are read:
+            "int8" or "int4". None leaves them as they are.
 
     Returns:
         The model. It is saved and loaded as usual; files of weights fit it and the model without. `keras_mp.revert`
-        makes the weights float32 again.
+        makes the weights float32 again. A file of weights with integers fits a model with the same integers.
 
     Raises:
-        ValueError: If the model is not built, or has no weight that could be stored so; the message says why.
+        ValueError: If the model is not built, or has no weight that could be stored so, the message says why; if
+            `experts` is another name, if no experts are frozen, or if they are stored in other integers already.
     """
     check_built(model)
+    banks = {} if experts is None else _banks(model, experts)
     sensitive = {id(entry.layer) for entry in find(model, output_layers(model))}
-    layers = {path: layer for path, layer in layers_by_path(model).items() if _held(layer)}
-    reasons = {path: _why_not(layer, sensitive) for path, layer in layers.items()}
+    layers = {path: layer for path, layer in layers_by_path(model).items() if _held(layer)} | banks
+    reasons = {path: "" if path in banks else _why_not(layer, sensitive) for path, layer in layers.items()}
     chosen = [layer for path, layer in layers.items() if not reasons[path]]
     if not chosen:
         why = "; ".join(f"{path!r} {reason}" for path, reason in list(reasons.items())[:5]) or "It has no weights"
         raise ValueError(f"narrow_frozen({model.name!r}): no weight is both frozen and read only in 16 bits. {why}")
-    change(model, [(layer, {FROZEN: None}) for layer in chosen])
+    change(model, [(layer, {FROZEN: experts if layer in banks.values() else _integers(layer)}) for layer in chosen])
     return model
+
+
+def _banks(model: keras.Model, experts: str) -> dict[str, Any]:
+    """The layers whose banks of experts can be stored as integers, by their paths."""
+    if experts not in BITS:
+        raise ValueError(f"experts={experts!r}: the integers are 'int8' or 'int4'; None stores none")
+    layers = {path: layer for path, layer in layers_by_path(model).items() if bank_names(layer)}
+    banks = {
+        path: layer
+        for path, layer in layers.items()
+        if not any(getattr(layer, name).trainable for name in bank_names(layer))
+    }
+    if not banks:
+        why = "All its experts train: freeze them first" if layers else "It has no banks of experts"
+        raise ValueError(f"narrow_frozen({model.name!r}, experts={experts!r}): nothing to store. {why}")
+    for path, layer in banks.items():
+        if _integers(layer) not in (None, experts):
+            raise ValueError(
+                f"narrow_frozen({model.name!r}, experts={experts!r}): {path!r} is in {_integers(layer)}. "
+                "keras_mp.revert(model, 'make_lean') gives floats back"
+            )
+    return banks
+
+
+def _integers(layer: Any) -> str | None:
+    """The integers in which the banks of a layer are stored."""
+    return treatments_of(layer).get(FROZEN)
 
 
 class FrozenIn16Bits:
@@ -69,6 +113,20 @@ class FrozenIn16Bits:
     def trainable(self, value: bool) -> None:
         keras.layers.Layer.trainable.fset(self, value)  # type: ignore[attr-defined]
         _store(self)
+
+
+class FrozenExperts(FrozenIn16Bits):
+    """A layer of experts, whose own code is given the weights that its integers stand for."""
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        banks = quantized_banks(self)
+        # Past Keras's tracking of attributes.
+        stored = {name: vars(self)[name] for name in banks}
+        vars(self).update({name: bank.floats(self.compute_dtype) for name, bank in banks.items()})  # type: ignore[attr-defined]
+        try:
+            return super().call(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            vars(self).update(stored)
 
 
 def _why_not(layer: Any, sensitive: set[int]) -> str:
@@ -111,6 +169,13 @@ def _adds_in_float32(layer: Any) -> bool:
 
 
 def _store(layer: Any) -> None:
+    integers = _integers(layer)
+    for name in bank_names(layer) if integers else ():
+        trains, is_stored = getattr(layer, name).trainable, name in quantized_banks(layer)
+        if not trains and not is_stored:
+            quantize_bank(layer, name, integers)  # type: ignore[arg-type]
+        elif trains and is_stored:
+            dequantize_bank(layer, name)
     for variable in _readable(layer):
         if variable.trainable:
             widen(variable)
@@ -118,7 +183,16 @@ def _store(layer: Any) -> None:
             narrow(variable, precision_of_layer(layer))
 
 
+def _store_built(layer: Any) -> None:
+    for name in bank_names(layer) if _integers(layer) else ():
+        getattr(layer, name).trainable = False  # where a file is loaded: its config does not say so of all layers
+    _store(layer)
+
+
 def _widen_all(layer: Any) -> None:
+    for name in list(quantized_banks(layer)):
+        dequantize_bank(layer, name)
+        getattr(layer, name).trainable = layer.trainable
     for variable in _held(layer):
         widen(variable)
 
@@ -126,9 +200,9 @@ def _widen_all(layer: Any) -> None:
 register_treatments(
     {
         FROZEN: Treatment(
-            lambda original, names: FrozenIn16Bits,
+            lambda original, names: FrozenExperts if has_banks(original) else FrozenIn16Bits,
             undo=_widen_all,
-            built=_store,
+            built=_store_built,
             before_quantize=_widen_all,  # it rounds to integers with scales of the weights' own dtype
             order=2,
         )

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from keras_mp import backend
+from keras_mp.rebuild.quantized_banks import quantized_banks
 
 # The modes of `quantize` whose weights are known here.
 MODES = ("int8", "int4")
@@ -25,13 +26,17 @@ _INT4_COLUMNS = {
 
 
 def is_adapted(layer: keras.Operation) -> bool:
-    """Whether a layer's weights are quantized to integers, or have the product of Keras's own LoRA beside them."""
+    """Whether a layer's weights are stored as integers, or have the product of Keras's own LoRA beside them."""
     mode = getattr(layer, "quantization_mode", None)
-    return (mode is not None and mode != "float8") or (isinstance(layer, LAYERS) and layer.lora_enabled)
+    has_lora = isinstance(layer, LAYERS) and layer.lora_enabled
+    return (mode is not None and mode != "float8") or has_lora or bool(quantized_banks(layer))
 
 
 def packed_weights(layer: keras.Operation) -> list[keras.Variable]:
     """The variables of a layer that hold two int4 weights a byte."""
+    banks = quantized_banks(layer).values()
+    if banks:
+        return [bank.codes for bank in banks if bank.is_int4]
     if getattr(layer, "quantization_mode", None) != "int4":
         return []
     variables = [getattr(layer, name, None) for name in _STORED.values()]
@@ -43,7 +48,7 @@ def why_not_merged(layer: keras.Operation) -> str:
     mode = getattr(layer, "quantization_mode", None)
     if mode not in (None, *MODES):
         return f"it is quantized in the mode {mode!r}; {' and '.join(map(repr, MODES))} are the modes that are known"
-    if not isinstance(layer, LAYERS):
+    if not isinstance(layer, LAYERS) and not quantized_banks(layer):
         return f"its class {type(layer).__name__} keeps its weights in a way of its own"
     columns = next((name for cls, name in _INT4_COLUMNS.items() if isinstance(layer, cls)), None)
     if mode == "int4" and columns and not hasattr(layer, columns):
@@ -62,12 +67,15 @@ def merged_weights(layer: Any) -> dict[str, np.ndarray]:
         weight = dequantized + alpha / rank . a . b        float64, then rounded once to float32
 
     Args:
-        layer: a Dense, EinsumDense, Embedding, ReversibleEmbedding or Conv layer, for which `why_not_merged` is empty.
+        layer: a Dense, EinsumDense, Embedding, ReversibleEmbedding or Conv layer, or one whose banks are stored as
+            integers, for which `why_not_merged` is empty.
 
     Returns:
         float32 arrays in the shapes that the layer has without quantization: "kernel", or "embeddings" and, where the
-        two are not tied, "reverse_embeddings".
+        two are not tied, "reverse_embeddings"; or all banks.
     """
+    if banks := quantized_banks(layer):
+        return {bank.codes.name: keras.ops.convert_to_numpy(bank.floats("float32")) for bank in banks.values()}
     is_embedding = isinstance(layer, keras.layers.Embedding)
     name = "embeddings" if is_embedding else "kernel"
     weights = {name: _floats(layer, name)}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from html import escape
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from keras_mp.fp8.selection import Decision
 from keras_mp.lean.lean_model import lean_rows
 from keras_mp.rebuild import layers_by_path, operations_of
 from keras_mp.rebuild.notes import treatments_of
+from keras_mp.rebuild.quantized_banks import quantized_banks
 from keras_mp.rebuild.walk import check_is_model
 from keras_mp.reporting import remedies
 from keras_mp.reporting.answer import Sentence
@@ -74,6 +76,7 @@ class ModelReport(Report):
         convert: the line of code that converts what can be in few bits.
         attention: pairs, on a TPU, of a layer that attends and of what computes it there: Splash, or the kit's own form
             with the reason.
+        integers: the number of banks of experts that are stored as integers, by their name, such as "int4".
         waiting: the names of the calls that wait until the model is built; it has no parts before.
     """
 
@@ -84,6 +87,7 @@ class ModelReport(Report):
     prediction: str
     convert: str
     attention: tuple[tuple[str, str], ...] = ()
+    integers: Mapping[str, int] = field(default_factory=dict)
     waiting: tuple[str, ...] = ()
 
     def _answer(self) -> list[Sentence]:
@@ -116,6 +120,9 @@ class ModelReport(Report):
         for layer, words in self.attention:
             by.setdefault(words, []).append(layer)
         said += [Sentence("Attends by", f"{words}: {listed(names, _NAMED, 'layers')}") for words, names in by.items()]
+        said += [
+            Sentence("", f"{number} banks of experts are stored as {name}.") for name, number in self.integers.items()
+        ]
         return [Sentence(self.name, f"{'; '.join(verdict) or 'no layer here needs a change'}."), *said]
 
     def _tables(self) -> dict[str, list[RenderableType]]:
@@ -220,7 +227,11 @@ def report(
     convert = f"model = keras_mp.convert(model{given})"
     attends = tuple(attended_by(model).items())
     said = _prediction(target, batch_size, scalings)
-    return ModelReport(model.name, tuple(parts), " and ".join(formats), scalings.title, said, convert, attends)
+    banks = [bank for layer in layers_by_path(model).values() for bank in quantized_banks(layer).values()]
+    integers = dict(Counter("int4" if bank.is_int4 else "int8" for bank in banks))
+    return ModelReport(
+        model.name, tuple(parts), " and ".join(formats), scalings.title, said, convert, attends, integers
+    )
 
 
 def _stable(model: keras.Model) -> Iterator[Part]:

@@ -9,8 +9,10 @@ from gradients_of import MODES, value_and_gradients
 from keras import ops
 
 import keras_mp
+from keras_mp.conversion.to_float32 import merged_float32
 from keras_mp.lean.lean_model import lean_rows
 from keras_mp.rebuild.notes import treatments_of
+from keras_mp.rebuild.quantized_banks import quantized_banks
 
 pytest.importorskip("keras_hub")
 import causal_models
@@ -258,3 +260,80 @@ def test_50_steps_beside_its_own_code():
     np.testing.assert_allclose(*(some[:12] for some in losses), rtol=1e-5)
     # Later, sums in another order let a token choose another expert where two are nearly as good for it.
     np.testing.assert_allclose(*losses, rtol=2e-2)
+
+
+def dequantized(codes, scale, zero, columns):
+    """float64: `(code - zero) scale` of groups of 128 rows, of int4 the low bits first."""
+    if codes.shape[-1] != columns:
+        low, high = ((codes.astype("int64") >> shift) % 16 for shift in (0, 4))
+        codes = np.stack([low, high], -1).reshape(*codes.shape[:-1], -1)[..., :columns]
+        codes = np.where(codes > 7, codes - 16, codes)
+    group = np.arange(codes.shape[1]) // 128
+    return (codes.astype("float64") - zero[:, group]) * scale[:, group].astype("float64")
+
+
+def numpy(x):
+    return ops.convert_to_numpy(x)
+
+
+def with_frozen_experts(name, integers, **changes):
+    """A model with LoRA whose banks are integers; the same with float banks of the same values; the banks of before."""
+    model = task(name, **changes)
+    model.backbone.enable_lora(rank=2)
+    for variable in model.trainable_variables:  # of LoRA's matrices the second begins as zeros
+        variable.assign(np.random.default_rng().normal(0, 0.3, variable.shape))
+    other, before = twin(model), []
+    for one in (model, other):
+        one.compile(keras.optimizers.SGD(0.1), model.loss, jit_compile=keras.backend.backend() == "jax")
+    keras_mp.lean.narrow_frozen(model, experts=integers)
+    for layer, plain in zip(model._flatten_layers(), other._flatten_layers(), strict=True):
+        for place, bank in quantized_banks(layer).items():
+            variable = getattr(plain, place)
+            before.append((numpy(variable), *map(numpy, bank)))
+            variable.assign(dequantized(*before[-1][1:], variable.shape[-1]))
+    return model, other, before
+
+
+QUANTIZED = [
+    pytest.param("Qwen3Moe", "int4", {"hidden_dim": 144, "moe_intermediate_dim": 9}),
+    pytest.param("GptOss", "int8", {"num_experts": 12}, marks=pytest.mark.slow),
+    pytest.param("Gemma4", "int4", {}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("name, integers, changes", QUANTIZED)
+def test_experts_of_integers_train_as_the_floats_they_stand_for(name, integers, changes, tmp_path):
+    model, plain, banks = with_frozen_experts(name, integers, **changes)
+    steps = 2 ** {"int8": 8, "int4": 4}[integers] - 1
+    assert len(banks) >= 2
+    for floats, codes, scale, zero in banks:
+        size = codes.dtype.itemsize * codes.size * (8 // {"int8": 8, "int4": 4}[integers])
+        assert codes.dtype == "int8" and floats.size <= size <= floats.size * (1 + 1 / floats.shape[-1])
+        for start in range(0, floats.shape[1], 128):
+            group = floats[:, start : start + 128]
+            group = np.pad(group, ((0, 0), (0, 128 - group.shape[1]), (0, 0)))  # as Keras fills up a group
+            np.testing.assert_allclose(scale[:, start // 128] * steps, np.ptp(group, axis=1), rtol=1e-4)
+        wrong = np.abs(dequantized(codes, scale, zero, floats.shape[-1]) - floats)
+        assert np.all(wrong <= 1.01 * np.repeat(scale, 128, axis=1)[:, : floats.shape[1]])
+    x = causal_models.batch(model)
+    y = np.roll(x["token_ids"], -1, 1)
+    np.testing.assert_allclose(model.predict(x, verbose=0), plain.predict(x, verbose=0), rtol=1e-4, atol=1e-4)
+    keras_mp.lean.make_lean(model, remat=name == "GptOss")
+    assert f"{len(banks)} banks of experts are stored as {integers}" in str(keras_mp.report(model))
+    losses = [[one.train_on_batch(x, y) for _ in range(2)] for one in (model, plain)]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    for one, right in zip(model.trainable_variables, plain.trainable_variables, strict=True):
+        np.testing.assert_allclose(numpy(one), numpy(right), rtol=0, atol=1e-5)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5, atol=1e-5)
+    merged = merged_float32(model)
+    # As many weights of the same shapes as the model had, in the same order; of a loaded one, without LoRA's matrices.
+    keras_mp.revert(model)
+    keras_mp.revert(loaded)
+    for one in (model, loaded, merged):
+        own = [variable for variable in plain.variables if one is model or "lora" not in variable.path]
+        assert [(v.name, v.shape, v.dtype) for v in one.variables] == [(v.name, v.shape, v.dtype) for v in own]
+        for variable, right in zip(one.variables, own, strict=True):
+            if len(variable.shape) == 3 and "expert" in variable.path and "bias" not in variable.path:
+                np.testing.assert_allclose(numpy(variable), numpy(right), rtol=1e-6)
