@@ -1,5 +1,7 @@
 """Which backbones of KerasHub train on which chips: in full, with LoRA, and with LoRA on a base in int4.
 
+Of models with experts "LoRA on int4" has their banks in int4, too (`narrow_frozen(model, experts="int4")`).
+
     python benchmarks/planner/fits_table.py --markdown docs/tables/fits-table.md      # all of it: hours on 2 cores
     python benchmarks/planner/fits_table.py --only "GPT-2 XL" --forms int4 --chips t4 v5e
     python benchmarks/planner/fits_table.py --in-full                  # three cells, compiled with all blocks as well
@@ -227,6 +229,7 @@ def quantized_paths(name: str) -> set[str]:
     """What matches the layers that `backbone.quantize("int4")` quantizes, from a small one: this one has no values."""
     small = {size: min(number, 2) for size, number in BACKBONES[name].sizes.items() if size == "num_layers"}
     widths = {"hidden_dim": 64, "intermediate_dim": 64, "mlp_dim": 64, "vocabulary_size": 64, "head_dim": 16}
+    widths |= {"moe_intermediate_dim": 16, "expert_intermediate_dim": 16, "global_head_dim": 16}
     heads = {"num_heads": 2, "num_query_heads": 2, "num_key_value_heads": 1}
     own = BACKBONES[name].sizes
     small |= {size: number for size, number in (widths | heads).items() if size in own}
@@ -248,6 +251,8 @@ def builder(name: str, form: str) -> Callable[[], keras.Model]:
         if form != "full":
             backbone.enable_lora(RANK)
         model = own.task(backbone)
+        if form == "int4" and "num_experts" in own.sizes:
+            keras_mp.lean.narrow_frozen(model, experts="int4")
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.AdamW(1e-4), loss)
         return model

@@ -9,6 +9,7 @@ from keras import ops
 
 import keras_mp
 from keras_mp.lean.experts import chosen_experts
+from keras_mp.rebuild.quantized_banks import Quantized
 
 pytestmark = pytest.mark.jax
 WIDTH, INNER = 8, 6
@@ -52,8 +53,8 @@ def drawn(tokens, k, experts, kind="any"):
 
 
 def assert_close(got, wanted, tolerance):
-    for name, one, right in zip(("x", "weights", "up", "down", "y"), got, wanted, strict=True):
-        assert np.max(np.abs(one - right)) <= tolerance * max(np.max(np.abs(right)), 1e-3), name
+    for number, (one, right) in enumerate(zip(got, wanted, strict=True)):
+        assert np.max(np.abs(one - right)) <= tolerance * max(np.max(np.abs(right)), 1e-3), number
 
 
 @pytest.mark.parametrize("kind", ["any", "collapsed", "empty"])
@@ -70,6 +71,32 @@ def test_values_and_gradients_are_those_of_each_token_alone(kind, tokens, k, exp
 
     x, *others = (array.astype("float64") for array in arrays)
     assert_close(value_and_gradients(total, arrays, mode)[1:], reference(x, chosen, *others), 1e-5)
+
+
+def integers(shape, bits):
+    """A bank as integers, and the float64 numbers that they stand for."""
+    random, (experts, _, columns) = np.random.default_rng(), shape
+    codes = random.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), shape)
+    scale = random.uniform(0.5, 1.5, (experts, 1, columns)).astype("float32") / 2 ** (bits - 1)
+    zero = random.integers(-3, 4, scale.shape).astype("int8")
+    packed = codes if bits == 8 else codes[..., ::2] % 16 + 16 * codes[..., 1::2]
+    floats = (codes - zero.astype("float64")) * scale
+    return Quantized(*map(ops.convert_to_tensor, (packed.astype("int8"), scale, zero))), floats
+
+
+@pytest.mark.parametrize("bits, experts, kind", [(4, 16, "any"), (8, 12, "collapsed")])
+def test_banks_of_integers_are_the_floats_that_they_stand_for(bits, experts, kind):
+    chosen, (x, weights, _, down, upstream) = drawn(31, 2, experts, kind)
+    bank, up = integers((experts, WIDTH, INNER), bits)
+
+    def total(x, weights, down, upstream):
+        given = ops.convert_to_tensor(chosen), weights, [bank, down], expert, (False, True)
+        return ops.sum(chosen_experts(x, *given) * upstream)
+
+    arrays = x, weights, down, upstream
+    wanted = reference(*(x.astype("float64"), chosen, weights, up, down, upstream))
+    got = value_and_gradients(total, arrays, MODES[-1])[1:]
+    assert_close(got, [one for place, one in enumerate(wanted) if place != 2], 1e-5)
 
 
 def of_all(x, chosen, weights, up, down):
@@ -156,17 +183,17 @@ def test_an_unknown_number_of_tokens(jit):
     import tensorflow as tf
 
     chosen, arrays = drawn(29, 2, 16, "collapsed")
-    banks = [tf.constant(bank) for bank in arrays[2:4]]
+    down, (bank, up) = tf.constant(arrays[3]), integers((16, WIDTH, INNER), 4)
     shapes = [tf.TensorSpec((None, 2), "int32"), tf.TensorSpec((None, WIDTH)), tf.TensorSpec((None, 2))]
 
     @tf.function(input_signature=[*shapes, tf.TensorSpec((None, WIDTH))], jit_compile=jit, autograph=False)
     def gradients(chosen, x, weights, upstream):
         with tf.GradientTape() as tape:
-            tape.watch([x, weights, *banks, upstream])
-            value = tf.reduce_sum(chosen_experts(x, chosen, weights, banks, expert) * upstream)
-        return tape.gradient(value, [x, weights, *banks, upstream])
+            tape.watch([x, weights, down, upstream])
+            value = tf.reduce_sum(chosen_experts(x, chosen, weights, [bank, down], expert, (False, True)) * upstream)
+        return tape.gradient(value, [x, weights, down, upstream])
 
     got = [np.asarray(array) for array in gradients(chosen, arrays[0], arrays[1], arrays[4])]
-    x, *others = (array.astype("float64") for array in arrays)
-    wanted = reference(x, chosen, *others)
-    assert_close(got, wanted, 1e-5)
+    x, weights, _, *others = (array.astype("float64") for array in arrays)
+    wanted = reference(x, chosen, weights, up, *others)
+    assert_close(got, [one for place, one in enumerate(wanted) if place != 2], 1e-5)

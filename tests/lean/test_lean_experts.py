@@ -295,10 +295,13 @@ def with_frozen_experts(name, integers, **changes):
 
 
 QUANTIZED = [
-    pytest.param("Qwen3Moe", "int4", {"hidden_dim": 144, "moe_intermediate_dim": 9}),
+    pytest.param(
+        "Qwen3Moe", "int4", {"hidden_dim": 144, "moe_intermediate_dim": 9},
+        marks=[pytest.mark.slow] * (keras.backend.backend() == "jax"),
+    ),
     pytest.param("GptOss", "int8", {"num_experts": 12}, marks=pytest.mark.slow),
     pytest.param("Gemma4", "int4", {}, marks=pytest.mark.slow),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name, integers, changes", QUANTIZED)
