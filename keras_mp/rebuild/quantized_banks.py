@@ -114,3 +114,5 @@ def _store(variable: keras.Variable, dtype: str, shape: tuple[int, ...], value: 
     variable._dtype, variable._shape = dtype, shape
     if value is not None:
         variable._initialize(ops.convert_to_tensor(value))
+    elif dtype == "int8":
+        variable._initializer = keras.initializers.Zeros()  # it is asked where such a variable is read
