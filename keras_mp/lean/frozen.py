@@ -184,15 +184,16 @@ def _store(layer: Any) -> None:
 
 
 def _store_built(layer: Any) -> None:
-    for name in bank_names(layer) if _integers(layer) else ():
-        getattr(layer, name).trainable = False  # where a file is loaded: its config does not say so of all layers
+    integers = _integers(layer)
+    for name in bank_names(layer) if integers else ():
+        if name not in quantized_banks(layer):  # where a file is loaded, frozen or not: few configs say it
+            quantize_bank(layer, name, integers)  # type: ignore[arg-type]
     _store(layer)
 
 
 def _widen_all(layer: Any) -> None:
     for name in list(quantized_banks(layer)):
         dequantize_bank(layer, name)
-        getattr(layer, name).trainable = layer.trainable
     for variable in _held(layer):
         widen(variable)
 

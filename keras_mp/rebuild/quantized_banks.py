@@ -92,6 +92,7 @@ def quantize_bank(layer: Any, name: str, mode: str) -> None:
             for part, dtype in (("scale", "float32"), ("zero", "int8"))
         )
     layer._tracker.lock()
+    variable.trainable = False
     _store(variable, "int8", (matrices, rows, -(-columns * bits // 8)), values[0])
     if values[0] is not None:
         scale.assign(values[1])
@@ -105,6 +106,7 @@ def dequantize_bank(layer: Any, name: str) -> None:
     value = None if bank.codes._value is None else ops.convert_to_numpy(bank.floats("float32"))
     matrices, rows, _ = bank.codes.shape
     _store(bank.codes, "float32", (matrices, rows, bank.scale.shape[-1]), value)
+    bank.codes.trainable = layer.trainable
     for variable in (bank.scale, bank.zero):
         layer._untrack_variable(variable)
 
