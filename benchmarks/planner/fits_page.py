@@ -15,9 +15,10 @@ from keras_mp.precision.policy import PURE_BFLOAT16
 GIB = 2**30
 HEADER = """# Which chips train which of KerasHub's models
 
-Fourteen backbones at their published sizes, each trained in full, with LoRA of rank 8, and with LoRA of rank 8 on a base in
-int4, as `backbone.quantize("int4")` makes it, and of experts `narrow_frozen(model, experts="int4")`, with AdamW, in
-mixed_bfloat16, and on the T4 in mixed_float16. The four with experts were not asked in full. A cell gives the memory of a device that one update needs, in GiB, and the cheapest measures that `keras_mp.advise` found.
+Fourteen backbones at their published sizes, each trained in full, with LoRA of rank 8, and with LoRA of rank 8 on int4:
+a base as `backbone.quantize("int4")` makes it, and of experts `narrow_frozen(model, experts="int4")`, with AdamW, in
+mixed_bfloat16, and on the T4 in mixed_float16. A cell gives the memory of a device that one update needs, in GiB, and
+the cheapest measures that `keras_mp.advise` found.
 **Bold**: it fits in the memory that the GPU's driver reports, which the head of the column gives, and leaves a tenth of
 it to the GPU's runtime. "no" comes with the least need that was found. Nothing was run.
 
