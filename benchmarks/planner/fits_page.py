@@ -136,7 +136,7 @@ def page(
 
 def _again(cells: Iterable[Mapping[str, Any]], backbones: Mapping[str, Any], forms: Mapping[str, str]) -> str:
     """How many of the cells that were not bold are now, by which measure, and why others are not."""
-    open_before = [cell for cell in cells if not _is_bold(cell | cell.get("before", {}))]
+    open_before = [cell for cell in cells if not _is_new(cell) and not _is_bold(cell | cell.get("before", {}))]
     asked = [cell for cell in open_before if "before" in cell]
     fit = [cell for cell in asked if _is_bold(cell)]
     none = sum((cell | cell.get("before", {}))["verdict"] != "fits" for cell in open_before)
@@ -161,6 +161,11 @@ def _again(cells: Iterable[Mapping[str, Any]], backbones: Mapping[str, Any], for
         f"than the chip; {missed} leaves less than a tenth with every measure"
     )
     return text + (f"; {len(rest) - missed} may fit." if len(rest) > missed else ".")
+
+
+def _is_new(cell: Mapping[str, Any]) -> bool:
+    """Whether a cell was first asked when all measures were there."""
+    return "day" in cell and "before" not in cell
 
 
 def _is_large(cell: Mapping[str, Any], backbones: Mapping[str, Any]) -> bool:
@@ -195,7 +200,12 @@ def _cell(cell: Mapping[str, Any]) -> str:
         size = f"**{size}**"
     nearly = cell.get("without_code") and cell["peak"] > ROOM_FOR_CODE * find_place(cell["chip"]).capacity
     tight += "p" * bool(nearly)
-    marks = how + tight + "f" * bool(cell.get("begin")) + "o" * (not _is_bold(cell) and "before" not in cell)
+    marks = (
+        how
+        + tight
+        + "f" * bool(cell.get("begin"))
+        + "o" * (not _is_bold(cell) and not _is_new(cell) and "before" not in cell)
+    )
     return " ".join(filter(None, [size, _short(cell["measures"]), f"({marks})"]))
 
 
