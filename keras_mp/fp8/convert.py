@@ -161,7 +161,9 @@ def convert(
         model: a Keras model: functional, sequential, subclassed, nested; before or after training. One that is not
             built is converted once it is: by `fit` or another call on its first batch.
         scaling: the name of one of the kit's scalings, such as "delayed", "int8" or "nvfp4"; a `Scalings`, such as
-            `Scalings.named("delayed", history=1024)`; or a `Scaling` for all operands. "current" by default.
+            `Scalings.named("delayed", history=1024)`; or a `Scaling` for all operands. "current" by default. With
+            "qat_int8", "qat_int4" or one of Keras's quantization configs, Dense, EinsumDense, Embedding and
+            ReversibleEmbedding layers train as they will be once `keras_mp.quantize` was called.
         select: `select(path, layer) -> bool` is asked about every layer that can be converted. By default all Dense and
             EinsumDense layers are chosen but those that read the model's input or compute its output, whose errors
             nothing behind or before them evens out (torchao's examples leave the last layer out as well); those whose

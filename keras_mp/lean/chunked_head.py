@@ -18,6 +18,7 @@ from keras_mp.backend.common.lowered import call_scope
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.lean.chunked_loss import ChunkedCrossEntropy, measure, measures
 from keras_mp.lean.cross_entropy import chunks_save_memory
+from keras_mp.qat.keras_modes import config_of, logits_operands
 from keras_mp.rebuild import layers_below
 from keras_mp.rebuild.notes import original_class, precision_of_layer, treatments_of
 from keras_mp.rebuild.traced_call import trace_call
@@ -130,7 +131,8 @@ class Calls:
         """The operands of the product that makes the logits."""
         head = self.head
         dtype = getattr(head, "reverse_dtype", None) or precision_of_layer(head)
-        return keras.ops.cast(features, dtype), _value(_kernel(head))
+        features, kernel = keras.ops.cast(features, dtype), _value(_kernel(head))
+        return (features, kernel) if config_of(head) is None else logits_operands(head, features, kernel)
 
     def options(self) -> dict[str, Any]:
         """What else the product is made with."""
@@ -369,6 +371,6 @@ def _note_head(model: Any) -> None:
 register_treatments(
     {
         CALLED_HEAD: Treatment(lambda original, names: CalledHead, undo=forget_calls, before_call=_note_head, order=-1),
-        NOTED_HEAD: Treatment(lambda original, names: NotedHead, order=-1),
+        NOTED_HEAD: Treatment(lambda original, names: NotedHead, order=-2),
     }
 )

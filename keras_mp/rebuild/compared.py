@@ -57,7 +57,7 @@ def check_same(old: keras.Model, new: keras.Model, sample: Any = None, modes: Se
                 check_same(part, other, modes=modes)  # type: ignore[arg-type]
         return
     error: Exception | None = None
-    for batch in _batches(old) if sample is None else [keras.tree.map_structure(lambda x: x[:_ROWS], sample)]:
+    for batch in made_up_batches(old) if sample is None else [keras.tree.map_structure(lambda x: x[:_ROWS], sample)]:
         try:
             expected = {training: _run(old, batch, training) for training in modes}
         except Exception as raised:  # whatever a stranger's call raises on what it was not made for
@@ -155,7 +155,7 @@ def _tolerance(model: Any) -> float:
     return float(_UNITS * 2.0**-bits)
 
 
-def _batches(model: Any) -> Iterator[Any]:
+def made_up_batches(model: Any) -> Iterator[Any]:
     """Batches that the model may take."""
     for size in _SIZES:
         for dtype in ("", "float32", "int32"):  # Keras does not record that of a subclassed model's inputs

@@ -54,11 +54,7 @@ class StraightThroughLogits:
 
     def _int8_logits(self, inputs: Any) -> Any:
         dtype = self.compute_dtype  # type: ignore[attr-defined]
-        if self.tie_weights:  # type: ignore[attr-defined]
-            codes, scale = keras.ops.transpose(self._embeddings), self.embeddings_scale  # type: ignore[attr-defined]
-        else:
-            codes, scale = self.reverse_embeddings, self.reverse_embeddings_scale  # type: ignore[attr-defined]
-        codes, scale = keras.ops.convert_to_tensor(codes), keras.ops.convert_to_tensor(scale)
+        codes, scale = map(keras.ops.convert_to_tensor, int8_weights(self))
 
         def dequantized() -> Any:
             return keras.ops.divide(keras.ops.cast(codes, dtype), scale)
@@ -86,6 +82,31 @@ class StraightThroughLogits:
         x8, scale = self.inputs_quantizer(inputs)  # type: ignore[attr-defined]
         rounded = keras.ops.cast(x8, inputs.dtype) / keras.ops.cast(scale, inputs.dtype)
         return inputs + keras.ops.stop_gradient(rounded - inputs)
+
+
+def int8_weights(layer: Any) -> tuple[Any, Any]:
+    """The codes of a Dense layer, or those that make the logits of a ReversibleEmbedding, and a scale for each output.
+
+    Returns:
+        Integers in the shape (features, outputs), and floats: a weight is its code divided by its scale.
+    """
+    if not isinstance(layer, keras.layers.ReversibleEmbedding):
+        return layer._kernel, layer.kernel_scale
+    if layer.tie_weights:
+        return keras.ops.transpose(layer._embeddings), layer.embeddings_scale
+    return layer.reverse_embeddings, layer.reverse_embeddings_scale
+
+
+def dequantized_head(layer: Any, dtype: str) -> Any:
+    """The weights of a quantized Dense or ReversibleEmbedding layer that makes logits, each rounded once to a dtype.
+
+    Returns:
+        A tensor in the shape (features, outputs).
+    """
+    if layer.quantization_mode == "int4":
+        return dequantized_int4(layer, dtype)
+    codes, scale = (keras.ops.cast(x, "float32") for x in int8_weights(layer))
+    return keras.ops.cast(keras.ops.divide(codes, scale), dtype)
 
 
 def dequantized_int4(layer: Any, dtype: str) -> Any:

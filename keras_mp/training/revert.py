@@ -12,6 +12,7 @@ from keras_mp.lean.training_step import STEP_ON_A_CPU
 from keras_mp.loss_scaling.loss_scale import LossScale, NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.undone_step import ATOMIC
+from keras_mp.qat.keras_modes import QAT
 from keras_mp.rebuild.optimizers import carry_slots, fresh_optimizer, leaves, optimizers_of, unwrapped
 from keras_mp.rebuild.walk import check_is_model
 from keras_mp.stability.stabilized import STABILIZED
@@ -19,7 +20,7 @@ from keras_mp.system.one_of import one_of
 from keras_mp.treatment.change import check_built, undo
 from keras_mp.treatment.waiting import forget, register_calls, waiting, waits
 
-_CHANGES = {"stabilize": STABILIZED, "convert": (FLOAT8,), "make_lean": LEAN}
+_CHANGES = {"stabilize": STABILIZED, "convert": (FLOAT8, QAT), "make_lean": LEAN}
 
 
 def revert(model: keras.Model, *changes: str) -> keras.Model:

@@ -1,0 +1,272 @@
+"""Layers that train with Keras's own int8 and int4: in each step codes of today's weights, multiplied as Keras does."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+# Private, because Keras has no public way to read one variable in its own dtype.
+from keras.src.backend.common.variables import AutocastScope
+
+from keras_mp import backend
+from keras_mp.backend.common.keras_patches import patched
+from keras_mp.rebuild.notes import treatments_of
+from keras_mp.stability.quantized_product import dequantized_head
+
+# The treatment of a layer that trains so; its options are Keras's config of the quantization, serialized.
+QAT = "qat"
+
+# The float weights of each class that Keras quantizes, by their private attributes.
+WEIGHTS = {
+    keras.layers.ReversibleEmbedding: ("_embeddings", "reverse_embeddings"),
+    keras.layers.Embedding: ("_embeddings",),
+    keras.layers.EinsumDense: ("_kernel",),
+    keras.layers.Dense: ("_kernel",),
+}
+
+
+def config_of(layer: Any) -> Any:
+    """Keras's config of the quantization that a layer trains for; None of any other layer."""
+    options = treatments_of(layer).get(QAT)
+    return None if options is None else keras.saving.deserialize_keras_object(options)
+
+
+class QuantizationAware:
+    """Computes as the layer will once `quantize()` was called; gradients go straight through to the float weights.
+
+    A twin of the layer, which lives for one call, is quantized by Keras's own `quantize()`, and its `quantized_call` is
+    the forward pass, with all that comes before the layer's class. So nothing is written here of how Keras quantizes.
+    """
+
+    def call(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        twin = quantized_twin(self)
+        if not isinstance(self, keras.layers.Embedding):
+            function = self.activation or keras.activations.linear
+            vars(twin)["activation"] = lambda product: function(self._with_gradient(product, inputs, twin))
+            return twin.quantized_call(inputs, *args, **kwargs)
+        outputs = twin.quantized_call(inputs, *args, **kwargs)
+        if kwargs.get("reverse") or any(args):
+            return self._logits_with_gradient(outputs, inputs, twin)
+        plain = _twin(self, _embeddings=keras.ops.convert_to_tensor(self._embeddings), lora_enabled=False)
+        rows = keras.ops.cast(super(QuantizationAware, plain).call(inputs), outputs.dtype)  # type: ignore[misc]
+        return _from_both(outputs, rows)
+
+    # Keras adds LoRA's product to the weights as it saves them, and quantizes the sum: another model.
+
+    def _get_kernel_with_merged_lora(self: Any) -> tuple[Any, Any, Any]:
+        return self._kernel, getattr(self, "kernel_scale", None), getattr(self, "kernel_zero", None)
+
+    def _get_embeddings_with_merged_lora(self: Any) -> tuple[Any, Any, Any]:
+        return self._embeddings, getattr(self, "embeddings_scale", None), getattr(self, "embeddings_zero", None)
+
+    def save_own_variables(self: Any, store: Any) -> None:
+        super().save_own_variables(store)  # type: ignore[misc]
+        for name in _lora_of(self):
+            store[name] = getattr(self, name)
+
+    def load_own_variables(self: Any, store: Any) -> None:
+        super().load_own_variables(store)  # type: ignore[misc]
+        for name in _lora_of(self):
+            if name in store.keys():
+                getattr(self, name).assign(store[name])
+
+    def _with_gradient(self: Any, product: Any, inputs: Any, quantized: Any) -> Any:
+        """A product, also with the gradient that the float product has for the kernel."""
+
+        def plain(inputs: Any, kernel: Any) -> Any:
+            twin = _twin(self, _kernel=kernel, bias=None, activation=None, lora_enabled=False)
+            return keras.ops.cast(super(QuantizationAware, twin).call(inputs), product.dtype)  # type: ignore[misc]
+
+        @backend.custom_gradient
+        def same(product: Any, inputs: Any, kernel: Any) -> Any:
+            def gradient(upstream: Any) -> Any:
+                of_kernel = backend.gradients_of(functools.partial(plain, _read(quantized, inputs)), [kernel], upstream)
+                return upstream, None, *of_kernel
+
+            return product, gradient
+
+        return same(product, inputs, keras.ops.convert_to_tensor(self._kernel))
+
+    def _logits_with_gradient(self: Any, logits: Any, inputs: Any, twin: Any) -> Any:
+        """Logits with the gradients of the product of inputs and dequantized weights: Keras's own have none."""
+        transposed = self.tie_weights
+        kernel = keras.ops.convert_to_tensor(self._embeddings if transposed else self.reverse_embeddings)
+
+        @backend.custom_gradient
+        def same(logits: Any, inputs: Any, kernel: Any, dequantized: Any) -> Any:
+            def product(inputs: Any, kernel: Any) -> Any:
+                return keras.ops.cast(keras.ops.matmul(inputs, kernel), logits.dtype)
+
+            def gradient(upstream: Any) -> Any:
+                cap = self.logit_soft_cap
+                if cap is not None:
+                    upstream = upstream * (1 - keras.ops.square(logits / cap))
+                operands = [_read(twin, inputs), dequantized]
+                to_inputs, to_kernel = backend.gradients_of(product, operands, upstream)
+                to_kernel = keras.ops.transpose(to_kernel) if transposed else to_kernel
+                return None, to_inputs, keras.ops.cast(to_kernel, kernel.dtype), None
+
+            return logits, gradient
+
+        dequantized = dequantized_head(twin, kernel.dtype)
+        return same(logits, inputs, kernel, keras.ops.stop_gradient(dequantized))
+
+
+def _lora_of(layer: Any) -> list[str]:
+    names = ("lora_kernel_a", "lora_kernel_b", "lora_embeddings_a", "lora_embeddings_b")
+    return [name for name in names if layer.built and hasattr(layer, name)]
+
+
+def logits_operands(layer: Any, features: Any, kernel: Any) -> tuple[Any, Any]:
+    """The operands whose product is the logits of a layer that trains so, with the gradients of those that are given.
+
+    Args:
+        features: floats, the layer's input.
+        kernel: the float weights, in the layer's own order of axes.
+
+    Returns:
+        Features, in float32 and dequantized where the layer quantizes its inputs; and dequantized weights.
+    """
+    twin = quantized_twin(layer)
+    if twin.inputs_quantizer:
+        features = keras.ops.cast(features, "float32")
+        features = _from_both(keras.ops.stop_gradient(_read(twin, features)), features)
+    dequantized = keras.ops.stop_gradient(dequantized_head(twin, kernel.dtype))
+    transposed = isinstance(layer, keras.layers.ReversibleEmbedding) and layer.tie_weights
+    return features, _from_both(keras.ops.transpose(dequantized) if transposed else dequantized, kernel)
+
+
+def _read(twin: Any, inputs: Any) -> Any:
+    """The numbers that a quantized layer multiplies: its inputs, dequantized where it quantizes them."""
+    if not twin.inputs_quantizer:
+        return inputs
+    codes, scale = twin.inputs_quantizer(inputs, axis=getattr(twin, "quantization_axis", -1))
+    codes, scale = keras.ops.cast(codes, "float32"), keras.ops.cast(scale, "float32")
+    return keras.ops.cast(keras.ops.divide(codes, scale), inputs.dtype)
+
+
+@backend.custom_gradient
+def _from_both(value: Any, rows: Any) -> Any:
+    """The value, with the gradient that both would have."""
+    return value, lambda upstream: (upstream, upstream)
+
+
+def quantized_twin(layer: Any) -> Any:
+    """A layer as it is after `quantize()`, for one call; its codes and scales are tensors, without a gradient."""
+    names = next(names for cls, names in WEIGHTS.items() if isinstance(layer, cls))
+    config = config_of(layer)
+    with AutocastScope(None), patched({"keras.src.quantizers.quantizers.ops": _OnTensors}):
+        weights = {name: getattr(layer, name) for name in names if hasattr(layer, name)}
+        floats = {
+            name: keras.ops.stop_gradient(keras.ops.cast(backend.as_tensor(weight), "float32"))
+            for name, weight in weights.items()
+        }
+        twin = _twin(layer, **floats)
+        # The class's own: that of the layer is bound to the layer.
+        type(twin).quantize(twin, config.mode, type_check=False, config=config)
+    return twin
+
+
+def _twin(layer: Any, **attributes: Any) -> Any:
+    twin: Any = object.__new__(_twin_class(type(layer)))  # type: ignore[arg-type]
+    vars(twin).update(vars(layer), **attributes)
+    return twin
+
+
+@functools.cache
+def _twin_class(cls: type) -> type:
+    return type(cls.__name__, (_Twin, cls), {})
+
+
+class _Twin:
+    """What one call needs of a layer: Keras does not track what is set, and makes no variables."""
+
+    __setattr__ = object.__setattr__
+    __delattr__ = object.__delattr__
+
+    def add_weight(self, shape: Any, initializer: Any = None, dtype: Any = None, **options: Any) -> Any:
+        return _Weight(shape, initializer, dtype or self.variable_dtype)  # type: ignore[attr-defined]
+
+
+class _Weight(keras.Variable):
+    """A variable that is given a tensor of a program once, and is read as any other."""
+
+    def __init__(self, shape: Any, initializer: Any, dtype: str) -> None:
+        # Private, as what makes a variable would make it outside of the program.
+        self._name = self._path = "weight"
+        self._shape, self._dtype, self._ndim = tuple(shape), keras.backend.standardize_dtype(dtype), len(shape)
+        self._initializer = keras.initializers.get(initializer)
+        self._value = self._regularizer = self._constraint = None
+        self._trainable, self._autocast = False, True
+
+    def assign(self, value: Any) -> Any:
+        self._value = keras.ops.cast(value, self._dtype)
+        # To the compiler as a variable: knowing how a scale was made, it would divide by that in another order.
+        if not backend.is_concrete(self._value):
+            (self._value,) = backend.barrier([self._value], [])
+        return self._value
+
+
+class _OnTensors:
+    """Keras's operations, but that a tensor of a program is an array of NumPy's to Keras's quantizers."""
+
+    def __init__(self, ops: Any) -> None:
+        self._ops = ops
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+    def convert_to_numpy(self, x: Any) -> Any:
+        return self._ops.convert_to_numpy(x) if backend.is_concrete(x) else _Array(keras.ops.convert_to_tensor(x))
+
+    def convert_to_tensor(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._ops.convert_to_tensor(_tensor(x), *args, **kwargs)
+
+
+class _Array(np.lib.mixins.NDArrayOperatorsMixin):
+    """A tensor that NumPy's functions take: each is the backend's of the same name."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+        self.shape, self.dtype = tuple(tensor.shape), np.dtype(keras.backend.standardize_dtype(tensor.dtype))
+
+    def __array_ufunc__(self, function: Any, method: str, *arguments: Any, **options: Any) -> Any:
+        return self._computed(function.__name__, arguments, options)
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
+        return self._computed(function.__name__, arguments, options)
+
+    def _computed(self, name: str, arguments: Sequence[Any], options: Any) -> Any:
+        arguments = keras.tree.map_structure(_tensor, list(arguments))
+        return _Array(_EXACT.get(name, getattr(keras.ops, name))(*arguments, **options))
+
+    def astype(self, dtype: Any) -> Any:
+        return _Array(keras.ops.cast(self.tensor, np.dtype(dtype).name))
+
+    def reshape(self, *shape: int) -> Any:
+        return _Array(keras.ops.reshape(self.tensor, shape))
+
+    def __getitem__(self, key: Any) -> Any:
+        return _Array(self.tensor[key])
+
+
+def _tensor(x: Any) -> Any:
+    return x.tensor if isinstance(x, _Array) else x
+
+
+def _divided(x: Any, y: Any) -> Any:
+    # Compilers multiply by the reciprocal of what is one number for many, rounded: this they do not know to be such.
+    return keras.ops.divide(x, keras.ops.where(keras.ops.isnan(x), x, y) if keras.ops.is_tensor(x) else y)
+
+
+def _left_shifted(x: Any, bits: Any) -> Any:
+    # On some accelerators it is wrong in 8 bits where it overflows, says Keras, which packs on the host.
+    wide = keras.ops.left_shift(keras.ops.cast(x, "int32"), keras.ops.cast(bits, "int32"))
+    return keras.ops.cast(wide, x.dtype)
+
+
+_EXACT: dict[str, Callable[..., Any]] = {"divide": _divided, "left_shift": _left_shifted}

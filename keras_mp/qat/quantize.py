@@ -1,0 +1,123 @@
+"""A model that trained as it would be quantized, quantized: the same outputs, bit for bit, or it stays as it was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_mp.qat.keras_modes import QAT, config_of
+from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.compared import made_up_batches
+from keras_mp.rebuild.notes import treatments_of
+from keras_mp.treatment.change import change, check_built, undo
+
+
+def quantize(model: keras.Model, sample: Any = None) -> keras.Model:
+    """Quantizes a model that `keras_mp.convert(model, "qat_int4")` let train for it, in place.
+
+    Each layer that trained so is quantized by Keras's own `quantize()`, with the config that it trained for. The model
+    predicts a batch before and after, and every bit of its outputs must be the same. It is then one of Keras alone:
+    layers with LoRA, which Keras would merge as it saves them, excepted.
+
+    Args:
+        model: a built Keras model with layers that train for int8 or int4.
+        sample: a batch of inputs; made up from the shapes of the inputs where None.
+
+    Returns:
+        The model. A line is printed that says how many layers are quantized to what, and what was compared.
+
+    Raises:
+        ValueError: If no layer trains for a quantization of Keras, if the model cannot be run on made-up inputs, or if
+            an output has other bits; the model is then as it was.
+
+    Examples:
+        >>> import keras, keras_mp
+        >>> model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(8)])
+        >>> model = keras_mp.quantize(keras_mp.convert(model, "qat_int4"))
+        quantize('sequential...'): 1 layer in int4/128, ... the same bits as in training
+    """
+    check_built(model)
+    layers = [layer for layer in layers_by_path(model).values() if _is_to_come(layer)]
+    if not layers:
+        raise ValueError(
+            f"quantize({model.name!r}): no layer trains for int8 or int4. Let them with keras_mp.convert(model, "
+            '"qat_int4"), and train; without training it is Keras\'s model.quantize("int4")'
+        )
+    batch, expected = _predicted(model, sample)
+    bytes_before = _bytes_of(layers)
+    kept = [(layer, treatments_of(layer)[QAT], _Kept(layer)) for layer in layers]
+
+    def check(model: Any) -> None:
+        outputs = _outputs(model, batch)
+        other = sum(a.tobytes() != b.tobytes() for a, b in zip(outputs, expected, strict=True))
+        if other:
+            raise ValueError(
+                f"quantize({model.name!r}): {other} of {len(expected)} outputs would have other bits than in training, "
+                "so the model stays as it was. Keras makes the codes on the host, and this device rounds otherwise"
+            )
+
+    try:
+        # The check comes before the optimizer loses what it knows of the float weights.
+        undo(model, (), also=[*((layer, _quantize_layer) for layer in layers), (model, check)])
+    except Exception:
+        for layer, _, before in kept:
+            before.restore(layer)
+        change(model, [(layer, {QAT: options}) for layer, options, _ in kept])
+        raise
+    counts = Counter(layer.dtype_policy.name.partition("_from_")[0] for layer in layers)
+    told = " and ".join(f"{count} layer{'s' * (count != 1)} in {name}" for name, count in counts.items())
+    values = sum(x.size for x in expected)
+    print(
+        f"quantize({model.name!r}): {told}, {_bytes_of(layers) / 2**20:.3g} MiB where {bytes_before / 2**20:.3g} were; "
+        f"all {values:,} values of {len(expected)} output{'s' * (len(expected) != 1)} are the same bits as in training"
+    )
+    return model
+
+
+def _is_to_come(layer: Any) -> bool:
+    return config_of(layer) is not None and layer.quantization_mode is None
+
+
+def _quantize_layer(layer: Any) -> None:
+    config = config_of(layer)
+    layer.quantize(config.mode, config=config)
+
+
+def _predicted(model: keras.Model, sample: Any) -> tuple[Any, list[np.ndarray]]:
+    """A batch that the model takes, and its outputs."""
+    error: Exception | None = None
+    for batch in made_up_batches(model) if sample is None else [sample]:
+        try:
+            return batch, _outputs(model, batch)
+        except Exception as raised:  # whatever a stranger's call raises on what it was not made for
+            error = error or raised
+    raise ValueError(f"quantize({model.name!r}): the model fails on its sample: give another, sample=x[:8]") from error
+
+
+def _outputs(model: keras.Model, batch: Any) -> list[np.ndarray]:
+    model.make_predict_function(force=True)
+    return [np.asarray(x) for x in keras.tree.flatten(model.predict_on_batch(batch))]
+
+
+def _bytes_of(layers: list[Any]) -> int:
+    return sum(np.dtype(v.dtype).itemsize * int(np.prod(v.shape)) for layer in layers for v in layer.variables)
+
+
+class _Kept:
+    """A layer's attributes and variables, to be put back."""
+
+    def __init__(self, layer: Any) -> None:
+        self.attributes = dict(vars(layer))
+        # Private, as a layer gives its variables up by attribute and would take them back in another order.
+        self.stores = {name: list(store) for name, (_, store) in layer._tracker.config.items()}
+        self.ids = {name: set(ids) for name, ids in layer._tracker.stored_ids.items()}
+
+    def restore(self, layer: Any) -> None:
+        vars(layer).clear()
+        vars(layer).update(self.attributes)
+        for name, (_, store) in layer._tracker.config.items():
+            store[:] = self.stores[name]
+        layer._tracker.stored_ids = self.ids

@@ -1,0 +1,181 @@
+"""Training for Keras's int8 and int4 beside the rest of the kit: saved, resumed, undone, stable, lean, with LoRA."""
+
+import keras
+import numpy as np
+import pytest
+from random_layers import config_of
+
+import keras_mp
+import keras_mp.qat.quantize as qat_quantize
+from keras_mp.qat.keras_modes import QAT
+from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.notes import treatments_of
+
+pytestmark = pytest.mark.jax
+VOCABULARY, LENGTH = 40, 6
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def language_model(policy="mixed_bfloat16", head="dense", seed=0):
+    """A small model of tokens with each of the four classes."""
+    keras.config.set_dtype_policy(policy)
+    keras.utils.set_random_seed(seed)
+    layers = keras.layers
+    tokens = keras.Input((LENGTH,), dtype="int32")
+    table = layers.ReversibleEmbedding(VOCABULARY, 16, name="table")
+    x = layers.Add()([table(tokens), layers.Embedding(VOCABULARY, 16, name="second")(tokens)])
+    x = layers.EinsumDense("abc,cde->abde", (None, 2, 8), activation="gelu", name="split")(x)
+    x = layers.Reshape((LENGTH, 16))(layers.LayerNormalization(dtype=policy)(x))
+    x = layers.Dense(16, "gelu", name="inner")(x)
+    logits = layers.Dense(VOCABULARY, name="head")(x) if head == "dense" else table(x, reverse=True)
+    return keras.Model(tokens, logits)
+
+
+def data(rows=8):
+    tokens = np.random.default_rng().integers(0, VOCABULARY, (rows, LENGTH + 1))
+    return tokens[:, :-1].astype("int32"), tokens[:, 1:].astype("int32")
+
+
+def prepared(mode="int4", block=16, **options):
+    model = keras_mp.convert(language_model(**options), config_of(mode, block))
+    return keras_mp.prepare(model, keras.optimizers.Adam(1e-2), LOSS)
+
+
+def predicted(model, x):
+    return np.asarray(model.predict(x, verbose=0)).tobytes()
+
+
+def weights(model):
+    return [np.asarray(keras.ops.convert_to_numpy(v)).tobytes() for v in model.trainable_variables]
+
+
+def test_what_was_trained_is_what_is_served(tmp_path, capsys):
+    x, y = data()
+    model = prepared()
+    first = model.evaluate(x, y, verbose=0)
+    model.fit(x, y, epochs=20, verbose=0)
+    assert model.evaluate(x, y, verbose=0) < first - 0.5
+    trained = predicted(model, x)
+    model.save(tmp_path / "trained.keras")
+    loaded = keras.saving.load_model(tmp_path / "trained.keras")
+    assert predicted(loaded, x) == trained
+    keras_mp.quantize(loaded)
+    said = capsys.readouterr().out
+    assert "5 layers in int4/16" in said and "the same bits as in training" in said
+    assert predicted(loaded, x) == trained
+    loaded.save(tmp_path / "quantized.keras")
+    assert predicted(keras.saving.load_model(tmp_path / "quantized.keras"), x) == trained
+    model.quantize(config=config_of("int4", 16))
+    assert predicted(model, x) == trained
+    assert not any(QAT in treatments_of(layer) for layer in layers_by_path(model).values())
+    with pytest.raises(ValueError, match="no layer trains for"):
+        keras_mp.quantize(model)
+
+
+def test_an_output_with_other_bits_refuses_and_leaves_the_model(monkeypatch):
+    x, y = data()
+    model = prepared()
+    model.fit(x, y, verbose=0)
+    before, kernels, names = predicted(model, x), weights(model), [v.path for v in model.variables]
+    own = qat_quantize._quantize_layer
+
+    def off(layer):
+        own(layer)
+        if layer.name == "inner":
+            layer.kernel_scale.assign(layer.kernel_scale * 1.1)
+
+    with monkeypatch.context() as scope:
+        scope.setattr(qat_quantize, "_quantize_layer", off)
+        with pytest.raises(ValueError, match="stays as it was"):
+            keras_mp.quantize(model, x)
+    assert (predicted(model, x), weights(model), [v.path for v in model.variables]) == (before, kernels, names)
+    model.fit(x, y, verbose=0)
+    keras_mp.quantize(model, x)
+
+
+def test_before_and_after_prepare_is_the_same_and_reverts():
+    x, y = data()
+    first, plain = prepared(), language_model()
+    second = keras_mp.prepare(language_model(), keras.optimizers.Adam(1e-2), LOSS)
+    second = keras_mp.convert(second, config_of("int4", 16))
+    for model in (first, second):
+        model.fit(x, y, epochs=2, shuffle=False, verbose=0)
+    assert weights(first) == weights(second)
+    plain.set_weights(first.get_weights())
+    for model in (first, plain):
+        keras_mp.stabilize(keras_mp.revert(model))
+    assert predicted(first, x) == predicted(plain, x)
+
+
+def test_select_report_and_refusals():
+    model = language_model()
+    keras_mp.convert(model, "qat_int8", select=lambda path, layer: layer.name in ("inner", "split"))
+    assert [layer.name for layer in model.layers if QAT in treatments_of(layer)] == ["split", "inner"]
+    parts = {part.layer: part.reason for part in keras_mp.report(model).parts if part.change == "convert"}
+    assert parts["inner"] == "it trains for int8" and "int8" not in parts["head"]
+    with pytest.raises(ValueError, match="Did you mean 'qat_int8'"):
+        keras_mp.convert(model, "qat_int")
+    with pytest.raises(ValueError, match="no layer is chosen"):
+        keras_mp.convert(model, "qat_int8", select=lambda path, layer: False)
+    narrow = language_model("bfloat16")
+    with pytest.raises(ValueError, match="build the model under 'mixed_bfloat16'"):
+        keras_mp.convert(narrow, "qat_int4")
+
+
+@pytest.mark.parametrize("mode", ["int8", "int4"])
+@pytest.mark.parametrize("head", ["dense", "tied"])
+def test_the_loss_of_a_lean_head_is_that_of_the_quantized_logits(head, mode):
+    """Where the loss is made in chunks from features and weights, both are those of the quantized layer."""
+    x, y = data(64)
+    losses, kernels = [], []
+    for lean in (False, True):
+        model = keras_mp.convert(language_model("float32", head), config_of(mode, 16 if head == "dense" else None))
+        model.compile(keras.optimizers.SGD(0.1), keras_mp.lean.ChunkedCrossEntropy() if lean else LOSS)
+        if lean:
+            keras_mp.lean.make_lean(model)
+            assert model._calls is not None
+        losses.append(model.train_on_batch(x, y))
+        kernels.append(np.concatenate([np.ravel(keras.ops.convert_to_numpy(v)) for v in model.trainable_variables]))
+    np.testing.assert_allclose(losses[1], losses[0], rtol=2e-6)
+    np.testing.assert_allclose(kernels[1], kernels[0], rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("quantized_first", [False, True])
+def test_lora_beside_int4_weights(tmp_path, quantized_first):
+    """A frozen base whose codes are those of int4, and LoRA's matrices, which train: nothing is merged on the way."""
+    x, y = data()
+    model = language_model()
+    keras_mp.convert(model, config_of("int4", 16), select=lambda path, layer: layer.name != "table")
+    for layer in model.layers:
+        layer.trainable = False
+    for name in ("inner", "split", "second"):
+        model.get_layer(name).trainable = True
+        model.get_layer(name).enable_lora(2)
+    if quantized_first:
+        keras_mp.quantize(model, x)
+    model = keras_mp.prepare(model, keras.optimizers.Adam(1e-2), LOSS)
+    base = np.asarray(model.get_layer("inner")._kernel)
+    model.fit(x, y, epochs=5, verbose=0)
+    assert np.array_equal(base, model.get_layer("inner")._kernel) and np.any(model.get_layer("inner").lora_kernel_b)
+    trained = predicted(model, x)
+    if not quantized_first:
+        model.save(tmp_path / "trained.keras")
+        model = keras.saving.load_model(tmp_path / "trained.keras")
+        assert predicted(model, x) == trained
+        keras_mp.quantize(model, x)
+        assert predicted(model, x) == trained
+    model.save(tmp_path / "quantized.keras")
+    assert predicted(keras.saving.load_model(tmp_path / "quantized.keras"), x) == trained
+
+
+def test_a_fit_goes_on_with_the_same_bits(tmp_path):
+    x, y = data()
+    whole = prepared()
+    whole.fit(x, y, epochs=3, batch_size=4, shuffle=False, verbose=0)
+    first = prepared()
+    first.fit(x, y, epochs=2, batch_size=4, shuffle=False, verbose=0, callbacks=[keras_mp.TrainingCheckpoint(tmp_path)])
+    second = prepared()
+    second.fit(
+        x, y, epochs=3, batch_size=4, shuffle=False, verbose=0, callbacks=[keras_mp.TrainingCheckpoint(tmp_path)]
+    )
+    assert weights(second) == weights(whole)
