@@ -20,7 +20,7 @@ from keras_mp.numerics.search import search_policy as search_policy
 from keras_mp.planner.advise import advise as advise
 from keras_mp.planner.inspect import inspect as inspect
 from keras_mp.precision.policy import set_global_policy as set_global_policy
-from keras_mp.qat.quantize import quantize as quantize
+from keras_mp.qat.quantized_model import quantize as quantize
 from keras_mp.stability.stabilized import stabilize as stabilize
 from keras_mp.training.checkpoint import TrainingCheckpoint as TrainingCheckpoint
 from keras_mp.training.model_report import report as report

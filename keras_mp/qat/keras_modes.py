@@ -155,11 +155,15 @@ def _from_both(value: Any, rows: Any) -> Any:
     return value, lambda upstream: (upstream, upstream)
 
 
-def quantized_twin(layer: Any) -> Any:
-    """A layer as it is after `quantize()`, for one call; its codes and scales are tensors, without a gradient."""
+def quantized_twin(layer: Any, config: Any = None) -> Any:
+    """A layer as it is after `quantize()`, for one call; its codes and scales are tensors, without a gradient.
+
+    Args:
+        config: Keras's config of the quantization; by default that for which the layer trains.
+    """
     names = next(names for cls, names in WEIGHTS.items() if isinstance(layer, cls))
-    config = config_of(layer)
-    with AutocastScope(None), patched({"keras.src.quantizers.quantizers.ops": _OnTensors}):
+    config = config_of(layer) if config is None else config
+    with AutocastScope(None), patched(_ON_TENSORS):
         weights = {name: getattr(layer, name) for name in names if hasattr(layer, name)}
         floats = {
             name: keras.ops.stop_gradient(keras.ops.cast(backend.as_tensor(weight), "float32"))
@@ -211,20 +215,19 @@ class _Weight(keras.Variable):
         return self._value
 
 
-class _OnTensors:
-    """Keras's operations, but that a tensor of a program is an array of NumPy's to Keras's quantizers."""
+def _to_array(convert_to_numpy: Callable[..., Any]) -> Callable[..., Any]:
+    def to_array(x: Any) -> Any:
+        traced = keras.ops.is_tensor(x) and not backend.is_concrete(x)
+        return _Array(keras.ops.convert_to_tensor(x)) if traced else convert_to_numpy(x)
 
-    def __init__(self, ops: Any) -> None:
-        self._ops = ops
+    return to_array
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ops, name)
 
-    def convert_to_numpy(self, x: Any) -> Any:
-        return self._ops.convert_to_numpy(x) if backend.is_concrete(x) else _Array(keras.ops.convert_to_tensor(x))
+def _of_array(convert_to_tensor: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, *args, **kwargs: convert_to_tensor(_tensor(x), *args, **kwargs)
 
-    def convert_to_tensor(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._ops.convert_to_tensor(_tensor(x), *args, **kwargs)
+
+_ON_TENSORS = {"keras.src.ops.convert_to_numpy": _to_array, "keras.src.ops.convert_to_tensor": _of_array}
 
 
 class _Array(np.lib.mixins.NDArrayOperatorsMixin):
@@ -258,9 +261,20 @@ def _tensor(x: Any) -> Any:
     return x.tensor if isinstance(x, _Array) else x
 
 
-def _divided(x: Any, y: Any) -> Any:
-    # Compilers multiply by the reciprocal of what is one number for many, rounded: this they do not know to be such.
-    return keras.ops.divide(x, keras.ops.where(keras.ops.isnan(x), x, y) if keras.ops.is_tensor(x) else y)
+def _exactly(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, y: function(_unknown(x, y), _unknown(y, x))
+
+
+def _unknown(x: Any, beside: Any) -> Any:
+    """An operand that the compiler does not know to be one number for many.
+
+    Else it multiplies by the reciprocal, which is rounded, or adds a constant in another order.
+    """
+    if not keras.ops.is_tensor(beside) or not keras.backend.is_float_dtype(beside.dtype):
+        return x
+    if keras.ops.is_tensor(x) and x.shape == beside.shape:
+        return x
+    return keras.ops.where(keras.ops.isnan(beside), beside, x)
 
 
 def _left_shifted(x: Any, bits: Any) -> Any:
@@ -269,4 +283,7 @@ def _left_shifted(x: Any, bits: Any) -> Any:
     return keras.ops.cast(wide, x.dtype)
 
 
-_EXACT: dict[str, Callable[..., Any]] = {"divide": _divided, "left_shift": _left_shifted}
+_EXACT: dict[str, Callable[..., Any]] = {
+    "left_shift": _left_shifted,
+    **{name: _exactly(getattr(keras.ops, name)) for name in ("add", "subtract", "multiply", "divide")},
+}

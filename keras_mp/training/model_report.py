@@ -18,6 +18,9 @@ from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.scaling import Scaling, Scalings, get_scalings
 from keras_mp.fp8.selection import Decision
 from keras_mp.lean.lean_model import lean_rows
+from keras_mp.qat.convert import Decision as QuantizationDecision
+from keras_mp.qat.convert import decisions as quantization_decisions
+from keras_mp.qat.convert import trains_quantized
 from keras_mp.rebuild import layers_by_path, operations_of
 from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.quantized_banks import quantized_banks
@@ -184,7 +187,8 @@ def report(
     Args:
         model: a built Keras model, before or after any of the three, or loaded from a file; or one that waits for its
             first batch.
-        scaling: a scaling or its name, as `convert` would be given it.
+        scaling: a scaling or its name, as `convert` would be given it; with "qat_int8" or "qat_int4" the layers whose
+            weights lose most in Keras's `quantize()`, by their signal over the noise of quantization.
         target: a chip's name, such as "h100", for which the gain of each product is predicted from the chip's rates;
             `convert(model, target=...)` chooses by it.
         batch_size: the batch size for that prediction, where the model's inputs do not say it.
@@ -207,15 +211,17 @@ def report(
         sequential...: 0 of 1 layers that need float32 compute in it; ...
     """
     check_is_model(model)
-    scalings = get_scalings(scaling)
+    quantized = trains_quantized(scaling)
+    scalings = get_scalings(None if quantized else scaling)
     if calls := tuple(waiting(model)):
         return ModelReport(model.name, (), "", scalings.title, "", "", waiting=calls)
     check_built(model)
-    products = decisions(model, None, target, batch_size, scalings)
+    products = [] if quantized else decisions(model, None, target, batch_size, scalings)
     formats = dict.fromkeys(one.layer.scaling.title for one in products if isinstance(one.layer, Float8Layer))
     parts = [
         *_stable(model),
         *map(_product, products),
+        *(_quantized(row) for row in (quantization_decisions(model, scaling) if quantized else ())),
         *(Part(row.layer, "make_lean", row.kind, row.lean, not row.reason, row.reason) for row in lean_rows(model)),
     ]
     options = {
@@ -227,10 +233,11 @@ def report(
     convert = f"model = keras_mp.convert(model{given})"
     attends = tuple(attended_by(model).items())
     said = _prediction(target, batch_size, scalings)
+    title = f"training for {scaling.removeprefix('qat_')}" if isinstance(scaling, str) and quantized else scalings.title
     banks = [bank for layer in layers_by_path(model).values() for bank in quantized_banks(layer).values()]
     integers = dict(Counter("int4" if bank.is_int4 else "int8" for bank in banks))
     return ModelReport(
-        model.name, tuple(parts), " and ".join(formats), scalings.title, said, convert, attends, integers
+        model.name, tuple(parts), " and ".join(formats), title, said, convert, attends, integers
     )
 
 
@@ -251,6 +258,10 @@ def _product(decision: Decision) -> Part:
     gain = None if decision.cost is None else decision.cost.gain
     done = isinstance(decision.layer, Float8Layer)
     return Part(decision.path, "convert", sizes, done, decision.float8 and not done, decision.reason, gain)
+
+
+def _quantized(row: QuantizationDecision) -> Part:
+    return Part(row.path, "convert", type(row.layer).__name__, row.done, row.pays, row.reason)
 
 
 def _prediction(target: str | None, batch_size: int, scalings: Scalings) -> str:

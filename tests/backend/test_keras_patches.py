@@ -107,6 +107,8 @@ USES = {
     "keras.src.backend.numpy.add": lambda: keras.ops.add(ONES, ONES[0]),
     "keras.src.backend.tensorflow.optimizer.TFOptimizer._backend_update_step": trained,
     "keras.src.backend.tensorflow.optimizer.TFOptimizer._apply_weight_decay": trained,
+    "keras.src.ops.convert_to_numpy": lambda: keras.quantizers.abs_max_quantize(ONES, 0, to_numpy=True),
+    "keras.src.ops.convert_to_tensor": lambda: keras.quantizers.abs_max_quantize(ONES, 0, to_numpy=True),
     "keras.src.backend.nn.gelu": lambda: keras.ops.gelu(ONES),
     "keras.src.backend.nn.silu": lambda: keras.ops.silu(ONES),
     "keras.src.backend.nn.conv": lambda: keras.ops.conv(ONES[None], ONES[None]),

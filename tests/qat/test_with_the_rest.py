@@ -6,7 +6,7 @@ import pytest
 from random_layers import config_of
 
 import keras_mp
-import keras_mp.qat.quantize as qat_quantize
+import keras_mp.qat.quantized_model as qat_quantize
 from keras_mp.qat.keras_modes import QAT
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import treatments_of

@@ -167,14 +167,15 @@ PATCHES += tuple(
     )
     for name in ("_backend_update_step", "_apply_weight_decay")
 )
-PATCHES += (
+PATCHES += tuple(
     Patch(
-        "keras.src.quantizers.quantizers",
-        "ops",
+        "keras.src.ops",
+        name,
         ("tensorflow", "jax"),
         _VERSIONS,
         "quantize() makes codes and scales with NumPy, on the host, and a step that trains with them is a program.",
-    ),
+    )
+    for name in ("convert_to_numpy", "convert_to_tensor")
 )
 _ABSENT = "A step is lowered for a chip that is not there, and Keras and KerasHub ask the runtime which chips it has."
 PATCHES += tuple(Patch("jax", name, ("jax",), _VERSIONS, _ABSENT) for name in ("devices", "default_backend"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -60,8 +61,10 @@ def quantize(model: keras.Model, sample: Any = None) -> keras.Model:
             )
 
     try:
-        # The check comes before the optimizer loses what it knows of the float weights.
-        undo(model, (), also=[*((layer, _quantize_layer) for layer in layers), (model, check)])
+        # The check comes before the optimizer loses what it knows of the float weights, of which it would warn.
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*begins anew in part")
+            undo(model, (), also=[*((layer, _quantize_layer) for layer in layers), (model, check)])
     except Exception:
         for layer, _, before in kept:
             before.restore(layer)
