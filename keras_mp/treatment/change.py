@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -60,14 +60,21 @@ def change(model: keras.Model, wanted: Iterable[Wanted]) -> None:
         _settle(model, changed, before)
 
 
-def undo(model: keras.Model, names: Collection[str]) -> None:
-    """Undoes treatments of a model and of everything in it, in place."""
+def undo(model: keras.Model, names: Collection[str], also: Iterable[tuple[Any, Callable[[Any], None]]] = ()) -> None:
+    """Undoes treatments of a model and of everything in it, in place.
+
+    Args:
+        also: pairs of a layer that changes in another way, and of the function that changes it.
+    """
     before = _variables(model)
     changed = set()
     for part in [*with_self(model), *operations_of(model)]:
         if any(name in treatments_of(part) for name in names):
             untreat(part, names)
             changed.add(id(part))
+    for part, make in also:
+        make(part)
+        changed.add(id(part))
     if changed:
         note_inside(model)
         _settle(model, changed, before)
