@@ -22,10 +22,12 @@ from keras_mp.export.verification import (
     NO_ORIGINAL,
     ExportError,
     check_batch,
+    computed,
     differences,
     inputs_of,
     relative_difference,
 )
+from keras_mp.rebuild.compared import arrays_of
 from keras_mp.system.packages import install_command
 
 # Both formats are single files whose offsets or lengths have 31 bits.
@@ -150,12 +152,14 @@ def compared(
     model: keras.Model,
     verify: Any,
     tolerance: float,
+    scales: Sequence[float] = (),
 ) -> DeploymentReport:
     """The report with the differences between the file, loaded again and run, and the model.
 
     Args:
         model: the model in its own precision.
         tolerance: the largest difference allowed from the model in float32; infinity for int8.
+        scales: the scales of the outputs of a quantized file, 0 of an output that is not quantized.
 
     Raises:
         ExportError: the difference is larger, or a batch of another size gives other results.
@@ -165,6 +169,14 @@ def compared(
     outputs = list(run(feed))
     name = f"the {report.format} file of model {model.name!r}"
     fields = differences(name, outputs, model, float32, verify, tolerance, report.notes)
+    if any(scales):
+        expected = arrays_of(computed(float32, verify))
+        codes = [
+            np.abs(x.astype("float64") - y) / scale
+            for x, y, scale in zip(outputs, expected, scales, strict=True)
+            if scale
+        ]
+        fields["within_one_code"] = float(np.mean(np.concatenate([x.ravel() for x in codes]) < 1.001))
     for size in BATCH_SIZES:
         again = list(run({name: np.resize(x, (size, *x.shape[1:])) for name, x in feed.items()}))
         same = relative_difference(again, [np.resize(x, (size, *x.shape[1:])) for x in outputs])

@@ -22,6 +22,7 @@ _TITLES = {
     "max_difference": "largest difference from the model in float32",
     "precision_gap": "difference from the original in its own precision",
     "calibrated_on": "records of calibration",
+    "within_one_code": "part of the output values within one code of the model's",
 }
 _LAYER = ("path", "lowest", "highest", "file_lowest", "file_highest", "predicted", "measured")
 
@@ -121,6 +122,10 @@ class DeploymentReport(Report):
             likewise; None without `verify`, or where the model cannot be run as it was.
         float_operators: the number of operators of a quantized file that compute in float32 all the same, by kind.
         calibrated_on: the number of records that set the ranges of a quantized file.
+        within_one_code: the part of a quantized file's output values that are at most one code from the model's, run in
+            float32; None without `verify`.
+        model_scores: the loss and the metrics of the model on the data of `evaluate`; empty without it.
+        file_scores: those of the file.
         layers: the effect of quantization on each layer's output; empty where the file is in float32.
         notes: sentences on what could not be run or compared, and why.
     """
@@ -134,6 +139,9 @@ class DeploymentReport(Report):
     precision_gap: float | None = None
     float_operators: Mapping[str, int] = field(default_factory=dict)
     calibrated_on: int = 0
+    within_one_code: float | None = None
+    model_scores: Mapping[str, float] = field(default_factory=dict)
+    file_scores: Mapping[str, float] = field(default_factory=dict)
     layers: tuple[Int8Layer, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -150,9 +158,17 @@ class DeploymentReport(Report):
     def _quantized_lines(self) -> list[str]:
         kinds = ", ".join(f"{count} {name}" for name, count in self.float_operators.items())
         stay = f"{sum(self.float_operators.values())} operators stay in float32{': ' + kinds if kinds else ''}"
+        ranges = f"{self.calibrated_on} records set the ranges" if self.calibrated_on else "Training set the ranges"
+        lines = [f"{stay}. {ranges}."]
+        if self.within_one_code is not None:
+            lines.append(f"{self.within_one_code:.2%} of the output values are within one code of the model's.")
+        lines += [
+            f"The {name} is {x:.4g} in the model and {self.file_scores[name]:.4g} in the file."
+            for name, x in self.model_scores.items()
+        ]
         measured = [layer for layer in self.layers if layer.measured is not None]
         worst = sorted(measured, key=lambda layer: layer.measured or 0.0)[:3]
-        return [f"{stay}. {self.calibrated_on} records set the ranges.", *(layer.line() for layer in worst)]
+        return [*lines, *(layer.line() for layer in worst)]
 
 
 def _differences(report: ExportReport | DeploymentReport) -> str:

@@ -6,28 +6,31 @@ import dataclasses
 import math
 import os
 import re
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export import int8
-from keras_mp.export.deployment import Signature, check, compared, counted, float32_saved_model
+from keras_mp.export.deployment import INT8_STEPS, Signature, check, compared, counted, float32_saved_model
 from keras_mp.export.export_report import DeploymentReport
 from keras_mp.export.litert_file import LiteRTFile
+from keras_mp.export.saved_model import export_float32
 from keras_mp.export.verification import ExportError
+from keras_mp.qat.litert import BITS, LITERT, settle, trained_for
 from keras_mp.rebuild import Config, RebuildError, layers_by_path, rebuild
 from keras_mp.system.atomic_write import atomic_write, parents_made
 from keras_mp.system.one_of import one_of
 from keras_mp.system.quiet_import import quiet_stderr
+from keras_mp.treatment.treated import untreated_node
 
 # Records on which the layers of an int8 file are compared with those of the model.
 PROBE = 32
-# The bits of activations by what a file can be quantized to; weights have 8.
-BITS = {"int8": 8, "int16x8": 16}
 
 
 def export_litert(
@@ -38,6 +41,7 @@ def export_litert(
     quantize: str | None = None,
     calibrate: Any = None,
     integer_io: bool = False,
+    evaluate: tuple[Any, Any] | None = None,
     tolerance: float = 1e-5,
     overwrite: bool = False,
 ) -> DeploymentReport:
@@ -52,6 +56,10 @@ def export_litert(
     the converter is calibrated on the records that reach them, and on `int8.TYPICAL` others for the tensors inside
     layers. The file is then run, and each layer's output in it compared with the layer.
 
+    A model that was trained by `convert(model, "qat_litert")` brings its ranges: its file computes what it computes,
+    up to rounding, and is compared with it. Its layers are compared with those of the model without rounding, on the
+    records of `verify`.
+
     Recurrent layers are unrolled: the converter cannot take Keras's loops with an unknown batch size.
 
     Args:
@@ -59,11 +67,14 @@ def export_litert(
         path: a file that does not exist yet, or is replaced with `overwrite`.
         verify: a batch of inputs, as for `export_float32`. When given, the file is loaded again, run with LiteRT's
             interpreter, also in batches of 1 and 7, and compared with the model run in float32.
-        quantize: "int8", or "int16x8" for int16 activations with int8 weights; with calibrate "int8" by default.
+        quantize: "int8", or "int16x8" for int16 activations with int8 weights; by default what the model was trained
+            for, or "int8" with calibrate.
         calibrate: inputs in the structure of the model's, batch first, like those that will be served: hundreds.
         integer_io: whether the inputs and outputs of a quantized file are integers, as microcontrollers need them, with
             the scales that the file gives them, and not float32. Those of an operator that stays in float32 are float32
             all the same, and the report's notes name them.
+        evaluate: inputs and targets (x, y), on which the compiled loss and metrics of the model and of the file are
+            reported.
         tolerance: the largest difference that `verify` allows of a float32 file, relative to max(1, the largest
             magnitude of each output). The difference of a quantized file is reported, whatever it is.
         overwrite: whether an existing file is replaced, after the new one was checked.
@@ -75,28 +86,39 @@ def export_litert(
         ImportError: If TensorFlow is not installed.
         ValueError: If quantize is unknown, or integer_io is True and nothing is quantized.
         ExportError: As for `export_float32`; also if LiteRT has no operator for an operation of a layer, if quantize
-            comes without calibrate, or if calibrate does not fit the model or is not finite.
+            comes without calibrate and the model was not trained for it, if it was trained for another or has not
+            trained yet, if calibrate does not fit the model or is not finite, or if evaluate comes with a model that
+            is not compiled.
     """
     path = Path(path)
+    trained = trained_for(model) if isinstance(model, keras.Model) else None
     if quantize is not None:
         one_of("quantize", quantize, BITS)
-    elif calibrate is not None:
-        quantize = "int8"
-    elif integer_io:
+    if trained is not None and (calibrate is not None or quantize not in (None, trained)):
+        raise ExportError(
+            f"model {model.name!r} was trained for quantize={trained!r}, with ranges of its own: leave quantize and "
+            "calibrate out, or call revert(model, 'convert') before"
+        )
+    quantize = trained or quantize or (None if calibrate is None else "int8")
+    if integer_io and quantize is None:
         raise ValueError("integer_io=True is for a quantized file: give quantize='int8', and calibrate")
     check(model, path, verify, ["tensorflow"], overwrite)
-    if quantize is not None and calibrate is None:
+    if quantize is not None and calibrate is None and trained is None:
         raise ExportError(
-            f"quantize={quantize!r} needs calibrate, hundreds of inputs like those that will be served: the ranges of "
-            "activations are measured on them"
+            f"quantize={quantize!r} needs calibrate, hundreds of inputs like those that will be served, on which the "
+            "ranges of activations are measured; or convert(model, 'qat_litert') and some steps of training, which "
+            "find ranges of their own"
         )
+    if evaluate is not None and not model.compiled:
+        raise ExportError(f"evaluate needs the loss of model {model.name!r}: compile it")
     flat = unrolled(model, verify)
+    plain = flat if trained is None else _without_rounding(flat, verify)
     try:
-        with float32_saved_model(flat, verify, tolerance) as (folder, signature, notes):
+        with float32_saved_model(plain, verify, tolerance) as (folder, signature, notes):
             if quantize is None:
                 file, report = _converted(folder, model), DeploymentReport(path, "LiteRT", 0, {})
             else:
-                file, report = _quantized(folder, signature, model, calibrate, quantize)
+                file, report = _quantized(folder, signature, plain, flat, verify if trained else calibrate, quantize)
     except ValueError as error:
         if flat is not model and "Cannot unroll" in str(error):
             raise ExportError(
@@ -116,10 +138,13 @@ def export_litert(
     )
     with parents_made(path), atomic_write(path) as partial:
         partial.write_bytes(file.content)
+        run = LiteRTFile(partial.read_bytes()).runner(signature.outputs)
         if verify is not None:
-            run = LiteRTFile(partial.read_bytes()).runner(signature.outputs)
             largest = tolerance if quantize is None else math.inf
-            report = compared(report, run, signature, model, verify, largest)
+            report = compared(report, run, signature, model, verify, largest, file.output_scales(signature.outputs))
+        if evaluate is not None:
+            before, after = _scores(run, signature, model, *evaluate)
+            report = dataclasses.replace(report, model_scores=before, file_scores=after)
     return report
 
 
@@ -160,13 +185,12 @@ def _converted(
             kernels = tf.lite.OpsSet
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
             converter.representative_dataset = feeds
-            # The second for what has no integer kernel, which stays in float32 and is reported.
-            converter.target_spec.supported_ops = [
-                kernels.TFLITE_BUILTINS_INT8
-                if quantize == "int8"
-                else kernels.EXPERIMENTAL_TFLITE_BUILTINS_ACTIVATIONS_INT16_WEIGHTS_INT8,
-                kernels.TFLITE_BUILTINS,
-            ]
+            # The default is for what has no integer kernel, which stays in float32 and is reported.
+            if quantize == "int16x8":
+                integers = kernels.EXPERIMENTAL_TFLITE_BUILTINS_ACTIVATIONS_INT16_WEIGHTS_INT8
+                converter.target_spec.supported_ops = [integers, kernels.TFLITE_BUILTINS]
+            elif feeds is not None:
+                converter.target_spec.supported_ops = [kernels.TFLITE_BUILTINS_INT8, kernels.TFLITE_BUILTINS]
         try:
             if not stays_float:
                 return LiteRTFile(converter.convert())
@@ -195,38 +219,90 @@ def _where(error: Exception, model: keras.Model) -> str:
     return f"{told}. Replace what computes it, or use export_float32"
 
 
+def _without_rounding(model: keras.Model, sample: Any) -> keras.Model:
+    """A new model in float32 as it would be without `convert(model, "qat_litert")`, with the same weights."""
+
+    def rule(node: Config, layer: Any) -> Config:
+        return to_float32(untreated_node(node, (LITERT,)), layer)
+
+    return rebuild(model, rule, policy="float32", sample=sample, carry_compile=False).model
+
+
 def _quantized(
-    folder: Path, signature: Signature, model: keras.Model, data: Any, quantize: str
+    folder: Path, signature: Signature, model: keras.Model, trained: keras.Model, data: Any, quantize: str
 ) -> tuple[LiteRTFile, DeploymentReport]:
-    feed = signature.feed(data, "calibrate")
-    arrays = keras.tree.pack_sequence_as(signature.structure, list(feed.values()))
-    float32 = rebuild(model, to_float32, policy="float32", sample=arrays, carry_compile=False).model
-    outputs = int8.observe(float32, arrays)
-    records = len(next(iter(feed.values())))
-    places = int8.chosen(outputs, records)
+    """A quantized file, and a report on its layers.
 
-    def feeds() -> Iterator[Any]:
-        return ({name: x[place : place + 1] for name, x in feed.items()} for place in places)
+    Args:
+        folder: the SavedModel of model.
+        model: the model without rounding.
+        trained: the model that trained with rounding; the same as model where none did.
+        data: the inputs to calibrate on, or to look at layers with; None for neither.
+    """
+    bits = BITS[quantize]
+    report = DeploymentReport(folder, f"LiteRT {quantize}", 0, {})
+    file = None if trained is model else _converted_as_trained(trained, quantize, data)
+    if data is not None:
+        feed = signature.feed(data, "calibrate" if file is None else "verify")
+        arrays = keras.tree.pack_sequence_as(signature.structure, list(feed.values()))
+        float32 = rebuild(model, to_float32, policy="float32", sample=arrays, carry_compile=False).model
+        outputs = int8.observe(float32, arrays)
+        records = len(next(iter(feed.values())))
+        probe = int8.spread(records, PROBE)
+        probed = {name: x[probe] for name, x in feed.items()}
+        expected = int8.outputs_of(float32, keras.tree.map_structure(lambda x: x[probe], arrays))
+        in_float = _converted(folder, model)
+        if file is None:
+            places = int8.chosen(outputs, records)
 
-    probe = int8.spread(records, PROBE)
-    probed = {name: x[probe] for name, x in feed.items()}
-    expected = int8.outputs_of(float32, keras.tree.map_structure(lambda x: x[probe], arrays))
-    in_float = _converted(folder, model)
-    kept = int8.stays_float(in_float, probed, BITS[quantize])
-    if kept and quantize != "int8":
-        raise ExportError(
-            f"model {model.name!r} was not exported: values of {int8.HUGE:.0e} and above, such as an attention mask "
-            f"has, reach {', '.join(kept[:3])}, and quantize={quantize!r} cannot keep single operators in float32, as "
-            "'int8' can"
-        )
-    file = _converted(folder, model, quantize, feeds, kept)
-    report = DeploymentReport(
-        folder,
-        f"LiteRT {quantize}",
-        0,
-        {},
-        float_operators=counted(file.float_operators()),
-        calibrated_on=len(places),
-        layers=int8.layers(outputs, expected, in_float, file, probed, BITS[quantize]),
-    )
-    return file, report
+            def feeds() -> Iterator[Any]:
+                return ({name: x[place : place + 1] for name, x in feed.items()} for place in places)
+
+            kept = int8.stays_float(in_float, probed, bits)
+            if kept and quantize != "int8":
+                raise ExportError(
+                    f"model {model.name!r} was not exported: values of {int8.HUGE:.0e} and above, such as an attention "
+                    f"mask has, reach {', '.join(kept[:3])}, and quantize={quantize!r} cannot keep single operators in "
+                    "float32, as 'int8' can"
+                )
+            file = _converted(folder, model, quantize, feeds, kept)
+            report = dataclasses.replace(report, calibrated_on=len(places))
+        layers = int8.layers(outputs, expected, in_float, file, probed, bits)
+        report = dataclasses.replace(report, layers=layers)
+    assert file is not None, "without ranges of its own a model is calibrated"
+    return file, dataclasses.replace(report, float_operators=counted(file.float_operators()))
+
+
+def _converted_as_trained(model: keras.Model, quantize: str, sample: Any) -> LiteRTFile:
+    """The file of a model that trained with rounding, from a SavedModel with its rounded weights and its ranges."""
+    rounded = rebuild(model, to_float32, policy="float32", sample=sample, carry_compile=False).model
+    try:
+        settle(rounded)
+    except ValueError as error:
+        raise ExportError(str(error)) from error
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "saved_model"
+        # Where a sum is rounded otherwise in float32, a value can fall on the next step.
+        export_float32(rounded, path, tolerance=INT8_STEPS)
+        file = _converted(path, model, quantize)
+    try:
+        return file.with_wide_biases() if quantize == "int16x8" else file
+    except OverflowError as error:
+        raise ExportError(f"model {model.name!r} was not exported for {quantize!r}: {error}") from error
+
+
+def _scores(run: Any, signature: Signature, model: keras.Model, x: Any, y: Any) -> list[dict[str, float]]:
+    """The loss and the metrics of a model as it is, and those of its file."""
+    feed = signature.feed(x, "evaluate")
+    records = range(0, len(next(iter(feed.values()))), int8.BATCH)
+    batches = [run({name: array[start : start + int8.BATCH] for name, array in feed.items()}) for start in records]
+    predicted = model.predict(x, verbose=0)
+    served = keras.tree.pack_sequence_as(predicted, [np.concatenate(parts) for parts in zip(*batches, strict=True)])
+    scores = []
+    for outputs in (predicted, served):
+        model.reset_metrics()
+        loss = model.compute_loss(x, y, outputs, training=False)
+        metrics = {name: float(value) for name, value in model.compute_metrics(x, y, outputs, None).items()}
+        scores.append({**metrics, "loss": float(loss)})
+    model.reset_metrics()
+    return scores

@@ -119,11 +119,46 @@ class LiteRTFile:
         with quiet_stderr():
             return LiteRTFile(bytes(util.modify_model_io_type(self.content, integer, integer)))
 
+    def with_wide_biases(self) -> LiteRTFile:
+        """The same file with int64 in place of int32 biases, as LiteRT's kernels of int16 want them.
+
+        TensorFlow's converter writes int32 where it is given the ranges and does not calibrate.
+
+        Raises:
+            OverflowError: a bias did not fit int32; the message names it.
+        """
+        from tensorflow.lite.python import schema_py_generated as schema
+        from tensorflow.lite.tools import flatbuffer_utils
+
+        file = flatbuffer_utils.convert_bytearray_to_object(bytearray(self.content))
+        biases = [
+            tensor
+            for graph in file.subgraphs
+            for tensor in graph.tensors
+            if tensor.type == schema.TensorType.INT32 and tensor.quantization and tensor.quantization.scale is not None
+        ]
+        for tensor in biases:
+            tensor.type = schema.TensorType.INT64
+        for place, name in {tensor.buffer: tensor.name.decode() for tensor in biases}.items():
+            bias = np.frombuffer(file.buffers[place].data.tobytes(), np.int32)
+            if np.abs(bias.astype("int64")).max() >= 2**31 - 1:
+                raise OverflowError(f"the bias {name!r} has no place in int32")
+            file.buffers[place].data = np.frombuffer(bias.astype("int64").tobytes(), np.uint8)
+        return LiteRTFile(bytes(flatbuffer_utils.convert_object_to_bytearray(file)))
+
     def float_io(self) -> list[str]:
         """The names of the inputs and outputs that are float32."""
         run = self._interpreter().get_signature_runner("serving_default")
         details = run.get_input_details() | run.get_output_details()
         return [name for name, detail in details.items() if detail["dtype"] == np.float32]
+
+    def output_scales(self, outputs: Sequence[str]) -> list[float]:
+        """The scale of each output, also of one that is made float32 at the end; 0 where it is not quantized."""
+        details = self._interpreter().get_signature_runner("serving_default").get_output_details()
+        tensors, operators = self.graphs[0]
+        last = {o.outputs[0]: tensors[o.inputs[0]] for o in operators if o.kind == "DEQUANTIZE"}
+        ends = [last.get(details[name]["index"], tensors[details[name]["index"]]) for name in outputs]
+        return [end.scales[0] if end.scales else 0.0 for end in ends]
 
     def runner(self, outputs: Sequence[str]) -> Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]:
         """A function from arrays by name to the outputs of these names, in LiteRT's interpreter with its defaults.

@@ -370,7 +370,7 @@ def _export_in_tensorflow_process(
         check_same(whole, again, verify, modes=(False,))  # a file holds what configs say, and no more
         request = {"path": str(partial), "modules": sorted(modules), "tolerance": tolerance}
         (folder / "request.json").write_text(json.dumps(request))
-        batch = keras.tree.map_structure(np.asarray, verify)
+        batch = None if verify is None else keras.tree.map_structure(np.asarray, verify)
         (folder / "verify.pickle").write_bytes(pickle.dumps(batch))
         result = _answered(folder)
         # Of the model as it was, this backend tells.

@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_mp import backend
 from keras_mp.qat.keras_modes import QAT, WEIGHTS, QuantizationAware, config_of, quantized_twin
+from keras_mp.qat.litert import to_litert
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.merged import merged_weights
 from keras_mp.rebuild.notes import original_class, treatments_of
@@ -127,6 +128,8 @@ CONFIGS = {"qat_int8": keras.quantizers.Int8QuantizationConfig, "qat_int4": kera
 WAYS: dict[str, Callable[[keras.Model, Select | None], keras.Model]] = {
     "qat_int8": lambda model, select: _to_keras_mode(model, CONFIGS["qat_int8"](), select),
     "qat_int4": lambda model, select: _to_keras_mode(model, CONFIGS["qat_int4"](), select),
+    "qat_litert": lambda model, select: to_litert(model, "int8", select),
+    "qat_litert_int16x8": lambda model, select: to_litert(model, "int16x8", select),
 }
 
 

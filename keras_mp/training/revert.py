@@ -13,6 +13,7 @@ from keras_mp.loss_scaling.loss_scale import LossScale, NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.undone_step import ATOMIC
 from keras_mp.qat.keras_modes import QAT
+from keras_mp.qat.litert import LITERT
 from keras_mp.rebuild.optimizers import carry_slots, fresh_optimizer, leaves, optimizers_of, unwrapped
 from keras_mp.rebuild.walk import check_is_model
 from keras_mp.stability.stabilized import STABILIZED
@@ -20,7 +21,7 @@ from keras_mp.system.one_of import one_of
 from keras_mp.treatment.change import check_built, undo
 from keras_mp.treatment.waiting import forget, register_calls, waiting, waits
 
-_CHANGES = {"stabilize": STABILIZED, "convert": (FLOAT8, QAT), "make_lean": LEAN}
+_CHANGES = {"stabilize": STABILIZED, "convert": (FLOAT8, QAT, LITERT), "make_lean": LEAN}
 
 
 def revert(model: keras.Model, *changes: str) -> keras.Model:
