@@ -122,12 +122,12 @@ class DeploymentReport(Report):
             likewise; None without `verify`, or where the model cannot be run as it was.
         float_operators: the number of operators of a quantized file that compute in float32 all the same, by kind.
         calibrated_on: the number of records that set the ranges of a quantized file.
+        layers: the effect of quantization on each layer's output; empty where the file is in float32.
+        notes: sentences on what could not be run or compared, and why.
         within_one_code: the part of a quantized file's output values that are at most one code from the model's, run in
             float32; None without `verify`.
         model_scores: the loss and the metrics of the model on the data of `evaluate`; empty without it.
-        file_scores: those of the file.
-        layers: the effect of quantization on each layer's output; empty where the file is in float32.
-        notes: sentences on what could not be run or compared, and why.
+        file_scores: the loss and the metrics of the file on the same data.
     """
 
     path: Path
@@ -139,11 +139,11 @@ class DeploymentReport(Report):
     precision_gap: float | None = None
     float_operators: Mapping[str, int] = field(default_factory=dict)
     calibrated_on: int = 0
+    layers: tuple[Int8Layer, ...] = ()
+    notes: tuple[str, ...] = ()
     within_one_code: float | None = None
     model_scores: Mapping[str, float] = field(default_factory=dict)
     file_scores: Mapping[str, float] = field(default_factory=dict)
-    layers: tuple[Int8Layer, ...] = ()
-    notes: tuple[str, ...] = ()
 
     def _html(self) -> str:
         return _page(self.to_dict())

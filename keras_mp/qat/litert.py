@@ -78,7 +78,7 @@ class Plan(NamedTuple):
     """The ranges of a graph.
 
     Attributes:
-        inputs: those of the graph's inputs.
+        inputs: the ranges of the graph's inputs.
         steps: the calls, in the order of computation.
         names: the names of the operations whose outputs they belong to, by their place.
     """
