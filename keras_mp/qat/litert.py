@@ -18,10 +18,10 @@ import keras
 from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.models.functional import operation_fn
 
-from keras_mp.rebuild.activation import activation_of
 from keras_mp.rebuild.merged import is_adapted
 from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.walk import Config, calls_of, graph_of, layers_by_path
+from keras_mp.stability.float32_layers import activation_of
 from keras_mp.treatment.change import change
 from keras_mp.treatment.treated import Treatment, register_treatments, treat
 
