@@ -137,7 +137,7 @@ def test_the_exceptions_of_ruff_are_for_files_that_are_there():
 
 
 # Names for users, and the rooms' own; the programs of processes of their own.
-TWICE = {"chips", "convert", "layers", "worker"}
+TWICE = {"chips", "layers", "worker"}
 
 
 def test_a_file_name_means_one_thing():

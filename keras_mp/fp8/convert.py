@@ -20,8 +20,8 @@ from keras_mp.fp8.layers import (
 from keras_mp.fp8.scaling import Scaling, Scalings, get_scalings
 from keras_mp.fp8.selection import Decision, Select, Target, decide
 from keras_mp.precision.hardware import MXFP8, Support, current_device, support
-from keras_mp.qat.convert import convert as convert_to_quantized
-from keras_mp.qat.convert import trains_quantized
+from keras_mp.qat.quantization_aware import convert as convert_to_quantized
+from keras_mp.qat.quantization_aware import trains_quantized
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class, precision_of_layer, treatments_of
 from keras_mp.system.whole_number import whole_number

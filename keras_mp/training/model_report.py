@@ -18,9 +18,9 @@ from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.scaling import Scaling, Scalings, get_scalings
 from keras_mp.fp8.selection import Decision
 from keras_mp.lean.lean_model import lean_rows
-from keras_mp.qat.convert import Decision as QuantizationDecision
-from keras_mp.qat.convert import decisions as quantization_decisions
-from keras_mp.qat.convert import trains_quantized
+from keras_mp.qat.quantization_aware import Decision as QuantizationDecision
+from keras_mp.qat.quantization_aware import decisions as quantization_decisions
+from keras_mp.qat.quantization_aware import trains_quantized
 from keras_mp.rebuild import layers_by_path, operations_of
 from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.quantized_banks import quantized_banks
@@ -236,9 +236,7 @@ def report(
     title = f"training for {scaling.removeprefix('qat_')}" if isinstance(scaling, str) and quantized else scalings.title
     banks = [bank for layer in layers_by_path(model).values() for bank in quantized_banks(layer).values()]
     integers = dict(Counter("int4" if bank.is_int4 else "int8" for bank in banks))
-    return ModelReport(
-        model.name, tuple(parts), " and ".join(formats), title, said, convert, attends, integers
-    )
+    return ModelReport(model.name, tuple(parts), " and ".join(formats), title, said, convert, attends, integers)
 
 
 def _stable(model: keras.Model) -> Iterator[Part]:
