@@ -11,7 +11,7 @@ from typing import Any
 _ROOMS_WITH_CLASSES = (
     "conversion.to_float32",
     "fp8.convert",
-    "qat.convert",
+    "qat.quantization_aware",
     "lean.chunked_loss",
     "lean.gelu",
     "lean.lean_model",

@@ -1,0 +1,35 @@
+"""Tasks of KerasHub that train for Keras's int8 and int4: quantized, and saved, they give the bits of the training."""
+
+import keras
+import numpy as np
+import pytest
+
+pytest.importorskip("keras_hub")
+from kerashub_tasks import TASKS
+
+import keras_mp
+
+pytestmark = [pytest.mark.jax, pytest.mark.slow]
+NAMES = ("GemmaCausalLM", "LlamaCausalLM", "BertTextClassifier", "ViTImageClassifier")
+
+
+def predicted(model, x):
+    return [np.asarray(each).tobytes() for each in keras.tree.flatten(model.predict_on_batch(x))]
+
+
+@pytest.mark.parametrize("mode", ["qat_int8", "qat_int4"])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_trained_is_what_is_served(name, mode, tmp_path):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    config = TASKS[name]
+    model = config.build()
+    x, y = config.data(model)
+    keras_mp.convert(model, mode)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    keras_mp.prepare(model, keras.optimizers.Adam(1e-3), loss)
+    assert np.isfinite([model.train_on_batch(x, y) for _ in range(3)]).all()
+    trained = predicted(model, x)
+    keras_mp.quantize(model, x)
+    assert predicted(model, x) == trained
+    model.save(tmp_path / "model.keras")
+    assert predicted(keras.saving.load_model(tmp_path / "model.keras"), x) == trained
