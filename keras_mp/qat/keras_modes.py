@@ -9,11 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 
-# Private, because Keras has no public way to read one variable in its own dtype.
-from keras.src.backend.common.variables import AutocastScope
-
 from keras_mp import backend
 from keras_mp.backend.common.keras_patches import patched
+from keras_mp.backend.common.keras_private import AutocastScope
 from keras_mp.rebuild.notes import treatments_of
 from keras_mp.stability.quantized_product import dequantized_head
 

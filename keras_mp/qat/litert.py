@@ -14,10 +14,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-# Private, as Keras has no public way to read and to set a tensor's mask, and calls the nodes of a graph by this.
-from keras.src.backend import get_keras_mask, set_keras_mask
-from keras.src.models.functional import operation_fn
-
+from keras_mp.backend.common.keras_private import get_keras_mask, operation_fn, set_keras_mask
 from keras_mp.rebuild.merged import is_adapted
 from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.walk import Config, calls_of, graph_of, layers_by_path

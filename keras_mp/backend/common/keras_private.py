@@ -23,9 +23,10 @@ from keras.src.backend.common.variables import get_autocast_scope as get_autocas
 from keras.src.losses.loss import apply_mask as apply_mask
 from keras.src.losses.loss import scale_loss_for_distribution as scale_loss_for_distribution
 
-# Which models have a graph, and which classes are made from inputs and outputs.
+# Which models have a graph, which classes are made from inputs and outputs, and what calls a node of a graph.
 from keras.src.models.functional import Functional as Functional
 from keras.src.models.functional import functional_like_constructor as functional_like_constructor
+from keras.src.models.functional import operation_fn as operation_fn
 
 # An optimizer's update as it is on backends without distribution strategies.
 from keras.src.optimizers.base_optimizer import BaseOptimizer as BaseOptimizer
