@@ -19,7 +19,7 @@ from keras_mp.treatment.change import change
 from keras_mp.treatment.treated import Treatment, register_treatments, untreat
 
 Select = Callable[[str, Any], bool]
-# In dB. Int8 keeps about 40, int4 about 20; with the latter models lose accuracy, with the former seldom.
+# In dB, between int8 and int4: normal weights keep 41 of 8 bits, 12 (127 / 4)^2, and 18 of 4 bits, 12 (7 / 3)^2.
 LOW_SQNR = 30.0
 
 
