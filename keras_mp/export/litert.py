@@ -22,7 +22,7 @@ from keras_mp.export.export_report import DeploymentReport
 from keras_mp.export.litert_file import LiteRTFile
 from keras_mp.export.saved_model import export_float32
 from keras_mp.export.verification import ExportError
-from keras_mp.qat.litert import BITS, LITERT, settle, trained_for
+from keras_mp.qat.litert_ranges import BITS, LITERT, settle, trained_for
 from keras_mp.rebuild import Config, RebuildError, layers_by_path, rebuild
 from keras_mp.system.atomic_write import atomic_write, parents_made
 from keras_mp.system.one_of import one_of

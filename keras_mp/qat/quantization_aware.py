@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_mp import backend
 from keras_mp.qat.keras_modes import QAT, WEIGHTS, QuantizationAware, config_of, quantized_twin
-from keras_mp.qat.litert import to_litert
+from keras_mp.qat.litert_ranges import to_litert
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.merged import merged_weights
 from keras_mp.rebuild.notes import original_class, treatments_of

@@ -17,11 +17,12 @@ from keras_mp.treatment.change import change, check_built, undo
 
 
 def quantize(model: keras.Model, sample: Any = None) -> keras.Model:
-    """Quantizes a model that `keras_mp.convert(model, "qat_int4")` let train for it, in place.
+    """Quantizes a model that trained for it, in place.
 
-    Each layer that trained so is quantized by Keras's own `quantize()`, with the config that it trained for. The model
-    predicts a batch before and after, and every bit of its outputs must be the same. It is then one of Keras alone:
-    layers with LoRA, which Keras would merge as it saves them, excepted.
+    `keras_mp.convert(model, "qat_int4")` let it train so. Each layer that trained so is quantized by Keras's own
+    `quantize()`, with the config that it trained for. The model predicts a batch before and after, and every bit of its
+    outputs must be the same. It is then one of Keras alone: layers with LoRA, which Keras would merge as it saves them,
+    excepted.
 
     Args:
         model: a built Keras model with layers that train for int8 or int4.

@@ -11,7 +11,7 @@ from keras import layers
 import keras_mp
 from keras_mp.export.litert_file import LiteRTFile
 from keras_mp.export.verification import ExportError
-from keras_mp.qat.litert import LITERT, plan, round_weights
+from keras_mp.qat.litert_ranges import LITERT, plan, round_weights
 from keras_mp.rebuild.notes import treatments_of
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
