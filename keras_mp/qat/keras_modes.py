@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -175,7 +176,11 @@ def quantized_twin(layer: Any, config: Any = None) -> Any:
 
 def _twin(layer: Any, **attributes: Any) -> Any:
     twin: Any = object.__new__(_twin_class(type(layer)))  # type: ignore[arg-type]
-    vars(twin).update(vars(layer), **attributes)
+    # Without methods that are set on the layer, as `inspect` and `find_nonfinite` do: they are bound to it.
+    own = {
+        name: value for name, value in vars(layer).items() if not inspect.isfunction(getattr(type(layer), name, None))
+    }
+    vars(twin).update(own, **attributes)
     return twin
 
 

@@ -107,6 +107,16 @@ def test_before_and_after_prepare_is_the_same_and_reverts():
     assert predicted(first, x) == predicted(plain, x)
 
 
+def test_steps_that_are_looked_into_are_the_quantized_ones():
+    """Where the kit sets methods on layers, a twin must not have those, which are the layer's."""
+    x, y = data()
+    model = prepared()
+    assert keras_mp.numerics.find_nonfinite(model, (x, y)) is None
+    trained = predicted(model, x)
+    keras_mp.audit(model, (x, y))
+    assert predicted(model, x) == trained
+
+
 def test_select_report_and_refusals():
     model = language_model()
     keras_mp.convert(model, "qat_int8", select=lambda path, layer: layer.name in ("inner", "split"))
