@@ -10,15 +10,19 @@ from kerashub_tasks import TASKS
 import keras_mp
 
 pytestmark = [pytest.mark.jax, pytest.mark.slow]
-NAMES = ("GemmaCausalLM", "LlamaCausalLM", "BertTextClassifier", "ViTImageClassifier")
+CASES = {
+    "GemmaCausalLM": "qat_int4",
+    "LlamaCausalLM": "qat_int8",
+    "BertTextClassifier": "qat_int4",
+    "ViTImageClassifier": "qat_int8",
+}
 
 
 def predicted(model, x):
     return [np.asarray(each).tobytes() for each in keras.tree.flatten(model.predict_on_batch(x))]
 
 
-@pytest.mark.parametrize("mode", ["qat_int8", "qat_int4"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name, mode", CASES.items())
 def test_what_was_trained_is_what_is_served(name, mode, tmp_path):
     keras.config.set_dtype_policy("mixed_bfloat16")
     config = TASKS[name]
