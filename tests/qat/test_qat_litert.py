@@ -149,7 +149,9 @@ def kinds(name):
     elif name == "transposed":
         x = layers.Conv2DTranspose(4, 3, 2, padding="same", use_bias=False)(inputs)
         x = layers.ReLU()(layers.BatchNormalization()(x))
-        x = layers.Concatenate()([x, layers.Conv2D(4, 1, activation="relu")(x)])
+        x = layers.Conv2D(4, 1, activation="relu")(
+            x
+        )  # a Concatenate rescales its inputs in the file: docs/deployment.md
     else:
         inner = keras.Sequential([keras.Input((12, 12, 3)), layers.Conv2D(4, 3, activation="silu"), layers.ReLU()])
         x = inner(inputs)
