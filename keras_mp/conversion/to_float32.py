@@ -10,13 +10,13 @@ from typing import Any
 import keras
 
 from keras_mp.fp8.convert import without_float8
-from keras_mp.fp8.layers import FLOAT8, Float8Layer
+from keras_mp.fp8.layers import Float8Layer
 from keras_mp.lean.lean_model import LEAN
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild import Config, RebuildError, layers_by_path, rebuild, widen
 from keras_mp.rebuild.arguments import REGISTERED_NAME
 from keras_mp.rebuild.merged import is_adapted
-from keras_mp.rebuild.notes import notes_of, original_class
+from keras_mp.rebuild.notes import FLOAT8, notes_of, original_class
 from keras_mp.rebuild.quantized_policies import (
     keep_statistics_as_computed,
     settle_policies,

@@ -13,7 +13,7 @@ from keras_mp.backend.common.keras_private import AutocastScope
 from keras_mp.fp8.quantize import read_kernel
 from keras_mp.fp8.scaled_product import matmul
 from keras_mp.fp8.scaling import ROLES, Scalings
-from keras_mp.rebuild.notes import treatments_of
+from keras_mp.rebuild.notes import FLOAT8, treatments_of
 from keras_mp.stability.float32_layers import SumsInFloat32
 
 # The amaxes of the steps before: how a layer keeps them, and how they leave a backward pass.
@@ -130,9 +130,6 @@ class AmaxHistory(keras.layers.Layer):
 
 
 # Keras's Dense and EinsumDense with FP8 matrix products.
-
-# The treatment of a layer that `keras_mp.convert` changed; its options are its scalings.
-FLOAT8 = "fp8"
 
 
 class Float8Layer(SumsInFloat32):

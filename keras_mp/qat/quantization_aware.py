@@ -13,7 +13,7 @@ from keras_mp.qat.keras_modes import QAT, WEIGHTS, QuantizationAware, config_of,
 from keras_mp.qat.litert_ranges import to_litert
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.merged import merged_weights
-from keras_mp.rebuild.notes import original_class, treatments_of
+from keras_mp.rebuild.notes import FLOAT8, original_class, treatments_of
 from keras_mp.system.one_of import one_of
 from keras_mp.treatment.change import change
 from keras_mp.treatment.treated import Treatment, register_treatments, untreat
@@ -98,8 +98,10 @@ def why_not(layer: Any, config: Any) -> str:
     """Why a layer cannot train for Keras's quantization; empty where it can."""
     if layer.quantization_mode is not None:
         return f"it is quantized to {layer.quantization_mode}"
-    if "fp8" in treatments_of(layer) or original_class(layer) not in WEIGHTS:
-        return "it computes in FP8" if "fp8" in treatments_of(layer) else "its class has code of its own"
+    if FLOAT8 in treatments_of(layer):
+        return "it computes in FP8"
+    if original_class(layer) not in WEIGHTS:
+        return "its class has code of its own"
     if layer.variable_dtype != "float32":
         return f"its weights are {layer.variable_dtype}: build the model under 'mixed_{layer.variable_dtype}'"
     if "..." in getattr(layer, "equation", ""):

@@ -11,6 +11,8 @@ import keras
 # operations of a graph that are no layers.
 Place = tuple[int | str, ...]
 _NAME = "_keras_mp"
+# The treatment of a layer that `keras_mp.convert` changed, whose options are its scalings: rooms below fp8 ask for it.
+FLOAT8 = "fp8"
 
 
 @dataclasses.dataclass

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_mp.rebuild import narrow, own_variables, widen
-from keras_mp.rebuild.notes import Notes, notes_of, original_class
+from keras_mp.rebuild.notes import FLOAT8, Notes, notes_of, original_class
 from keras_mp.rebuild.quantized_policies import (
     keep_statistics_as_computed,
     policy_of,
@@ -210,7 +210,7 @@ def _inside(original: type, names: Any = ()) -> type:
 
 def result_mixin(original: type, names: Any) -> type | None:
     """The mixin of a layer that multiplies 16-bit operands and returns float32; an FP8 layer does so by itself."""
-    float8 = "fp8" in names or issubclass(original, SumsInFloat32)
+    float8 = FLOAT8 in names or issubclass(original, SumsInFloat32)
     return None if float8 else _by_base(RESULT_MIXINS, original)
 
 
