@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import keras_mp
-from benchmarks import results
+from benchmarks import results, structure
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "keras_mp"
@@ -175,6 +175,11 @@ def test_the_functions_on_the_ways_are_in_the_files_that_the_map_names(row):
     trees = [ast.parse((ROOT / "keras_mp" / file).read_text()) for file in re.findall(r"`([\w/]+\.py)`", files)]
     defined = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     assert trees and set(re.findall(r"`(\w+)`", functions)) <= defined
+
+
+def test_the_list_of_changes_of_keras_is_that_of_the_code():
+    changes = {(file, name.split(".")[-1]) for file, name in structure.changes_of(ROOT)}
+    assert len(changes) > 50 and structure.listed(ROOT) == changes
 
 
 def test_the_files_of_the_map_are_there():

@@ -1,16 +1,24 @@
-"""The command of ten minutes on a GPU, at sizes for a CPU: its one JSON, its tables."""
+"""The command of ten minutes on a GPU, at sizes for a CPU: its one JSON, its tables, its limit."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from test_gpu_minutes import run
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu_minutes", *map(str, arguments)],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+
+
 def test_every_part_writes_its_rows_into_one_json(tmp_path):
     out = tmp_path / "gpu.json"
     run("--tiny", "--out", out)
@@ -44,3 +52,11 @@ def test_every_part_writes_its_rows_into_one_json(tmp_path):
     assert predictions["float32, strict"].get("shares") == {"float32": 1.0} or "problem" in predictions["bfloat16"]
     printed = run("--markdown", out)
     assert printed.count("\n| --- ") == 6 and "float32, strict" in printed
+
+
+def test_a_part_that_overruns_is_ended_and_the_next_runs(tmp_path):
+    out = tmp_path / "gpu.json"
+    run("--tiny", "--out", out, "--parts", "gpt2,products", "--limit", 0.5)
+    parts = json.loads(out.read_text())["parts"]
+    assert [part["status"] for part in parts.values()] == ["overran", "overran"]
+    assert all("limit of 0.5 s" in part["error"] and part["seconds"] < 10 for part in parts.values())

@@ -18,6 +18,7 @@ from benchmarks.planner.published_runs import ADDED, MEMORY, PEER, RUNS, SET_ASI
 from keras_mp.precision.chips import parse_target  # noqa: E402
 from models.llama import LlamaSize, llama  # noqa: E402
 
+pytestmark = pytest.mark.slow
 # What a process prints for each form of a run: a larger form takes too long, the next fails, the last is compiled.
 PROGRAM = """
 import json, sys, time

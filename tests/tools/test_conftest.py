@@ -13,7 +13,8 @@ import random_seed
 
 import keras_mp
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
 # Files that other tests start in a process of their own, and who starts them.
 SCALING = "tests/loss_scaling"
 STARTED_BY = {
@@ -56,7 +57,6 @@ def file_beside_the_tests():
     path.unlink(missing_ok=True)
 
 
-@pytest.mark.slow
 def test_a_test_that_fails_prints_the_seed_that_repeats_it(file_beside_the_tests):
     file_beside_the_tests.write_text(DRAWS)
     first = run_pytest(file_beside_the_tests)
@@ -84,7 +84,6 @@ def test_a_seed_that_is_none_is_refused(text, monkeypatch):
         random_seed.of_this_run()
 
 
-@pytest.mark.slow
 def test_a_test_that_hangs_in_compiled_code_is_ended_and_named(file_beside_the_tests):
     file_beside_the_tests.write_text("import ctypes\n\ndef test_hangs():\n    ctypes.CDLL(None).sleep(600)\n")
     output = run_pytest(file_beside_the_tests, "--timeout", "3")
@@ -120,7 +119,6 @@ def quick():
     return set().union(*(collected(*selection) for selection in selections))
 
 
-@pytest.mark.slow
 def test_each_fault_that_was_fixed_has_a_test_in_make_test(quick):
     here = quick.union(*map(started, STARTED_BY))
     rows = re.findall(r"^\| (\d+\w?) \|(.*)\|$", FIXED, re.MULTILINE)
@@ -137,7 +135,6 @@ def without_the_rest(file, quick):
     return text
 
 
-@pytest.mark.slow
 def test_each_public_name_is_used_in_make_test(quick):
     files = {name.partition("::")[0] for name in quick} - {"tests/test_import.py"}
     files = {file for file in files if (ROOT / file).is_file()}  # another worker's file may be gone

@@ -4,6 +4,8 @@ import pytest
 
 from benchmarks import recipe_parity as parity
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_table_has_the_means_and_their_largest_difference():
     text = parity.table("test accuracy", {"float32": [0.98, 1.0], "mixed_float16": [0.96, 0.97]})
@@ -61,7 +63,6 @@ def test_precisions_are_chosen_and_an_unknown_one_is_named(monkeypatch, capsys):
     assert known in capsys.readouterr().err.replace("\n", " ")
 
 
-@pytest.mark.slow
 def test_a_run_is_a_process_whose_summary_is_read(tmp_path, monkeypatch):
     recipe = tmp_path / "tiny.py"
     recipe.write_text(

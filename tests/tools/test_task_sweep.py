@@ -13,8 +13,9 @@ import task_sweep
 from kerashub_tasks import OUTSIDE, TASKS, steps
 from kerashub_tasks.task import Task, classes, inputs_of, under
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_sample():
     cells = steps.row(TASKS["BertTextClassifier"])["cells"]
     assert list(cells) == list(steps.STEPS)
@@ -136,7 +137,6 @@ def test_a_row_is_made_again_where_its_sources_changed():
     assert task_sweep.is_current({**failed, "plain": task_sweep.state_of_plain()}, "now")
 
 
-@pytest.mark.slow
 def test_a_task_that_takes_too_long_does_not_end_the_table(tmp_path):
     made = task_sweep.row_in_own_process("BertTextClassifier", tmp_path / "row.json", "now", limit=0.5)
     (fault,) = task_sweep.faults([made])  # in whichever step it was
