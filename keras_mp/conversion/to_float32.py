@@ -155,8 +155,9 @@ def _makes_layers(layer: keras.Layer) -> bool:
     """Whether code of the layer's own class, outside Keras, names a class of layers while it is called."""
     own = [cls for cls in original_class(layer).__mro__ if package_of(cls) not in (*LIBRARIES, "builtins")]
     methods = [value for cls in own for name, value in vars(cls).items() if name not in _BEFORE_CALL]
-    names = set().union(*(names_in(inspect.unwrap(f).__code__) for f in methods if inspect.isfunction(f)))
-    return any(isinstance(getattr(keras.layers, name, None), type) for name in names)
+    calls = [inspect.unwrap(method) for method in methods if inspect.isfunction(method)]
+    known = [(vars(keras.layers) | call.__globals__).get(name) for call in calls for name in names_in(call.__code__)]
+    return any(isinstance(cls, type) and issubclass(cls, keras.Layer) and cls not in own for cls in known)
 
 
 register_treatments({OWN_POLICY: Treatment(lambda original, names: CallsUnderOwnPolicy)})

@@ -368,7 +368,8 @@ def _export_in_tensorflow_process(
             objects = custom_objects_of(model)
             again = keras.saving.load_model(folder / "model.keras", objects, compile=False, safe_mode=False)
         check_same(whole, again, verify, modes=(False,))  # a file holds what configs say, and no more
-        request = {"path": str(partial), "modules": sorted(modules), "tolerance": tolerance}
+        policy = keras.dtype_policies.serialize(keras.mixed_precision.dtype_policy())
+        request = {"path": str(partial), "modules": sorted(modules), "tolerance": tolerance, "policy": policy}
         (folder / "request.json").write_text(json.dumps(request))
         batch = None if verify is None else keras.tree.map_structure(np.asarray, verify)
         (folder / "verify.pickle").write_bytes(pickle.dumps(batch))

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_mp.conversion.model_file import load_model_file
@@ -34,6 +35,8 @@ def main(folder: Path) -> None:
 
 def _exported(folder: Path) -> dict[str, Any]:
     request = json.loads((folder / "request.json").read_text())
+    # Layers whose config names no dtype take it, and are otherwise not those that were saved.
+    keras.mixed_precision.set_global_policy(keras.dtype_policies.deserialize(request["policy"]))
     batch = pickle.loads((folder / "verify.pickle").read_bytes())
     model = load_model_file(folder / "model.keras", request["modules"], unsafe=True, compile=False)
     report = export_float32(model, request["path"], batch, tolerance=request["tolerance"])

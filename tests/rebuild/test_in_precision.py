@@ -13,12 +13,23 @@ class MakesALayer(keras.layers.Layer):
         return keras.layers.Rescaling(1 / 3)(x)
 
 
+class Thirds(keras.layers.Layer):
+    def call(self, x):
+        return x * (1 / 3)
+
+
+class MakesOneOfItsOwn(keras.layers.Layer):
+    def call(self, x):
+        return Thirds()(x)
+
+
 @pytest.mark.jax
-def test_layers_that_a_call_makes_have_the_precision_of_the_model():
-    """They would take the global policy, as the layer does that KerasHub's DeepLab makes."""
+@pytest.mark.parametrize("makes_one", [MakesALayer, MakesOneOfItsOwn])
+def test_layers_that_a_call_makes_have_the_precision_of_the_model(makes_one):
+    """They would take the global policy, as those do that KerasHub's DeepLab and Flux make."""
     keras.config.set_dtype_policy("mixed_bfloat16")
     inputs = keras.Input((8,))
-    model = keras.Model(inputs, MakesALayer()(keras.layers.Dense(8)(inputs)))
+    model = keras.Model(inputs, makes_one()(keras.layers.Dense(8)(inputs)))
     x = np.random.default_rng().normal(size=(16, 8)).astype("float32")
     exact = x.astype("float64") @ np.asarray(model.layers[1].kernel, "float64") / 3
 
