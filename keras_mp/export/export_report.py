@@ -174,9 +174,9 @@ class DeploymentReport(Report):
 def _differences(report: ExportReport | DeploymentReport) -> str:
     if report.max_difference is None:
         return ""
-    text = f" Largest difference: {_small(report.max_difference)} from the model run in float32"
+    text = f" Largest difference from the model: {_small(report.max_difference)} in float32"
     if report.precision_gap is not None:
-        text += f", {_small(report.precision_gap)} from the model as it was"
+        text += f", {_small(report.precision_gap)} in its own precision"
     return f"{text}."
 
 

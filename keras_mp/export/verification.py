@@ -128,7 +128,7 @@ def _cause(batch: Any, model: keras.Model) -> str:
     if not bad:
         return ": give a batch like those that the model was trained on"
     more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-    return f": NaN or infinity is in the weights {', '.join(bad[:3])}{more}. Load a checkpoint from before"
+    return f": NaN or infinity is in the weights {', '.join(bad[:3])}{more}. Load a checkpoint in which they are finite"
 
 
 def computed(model: keras.Model, batch: Any) -> Any:

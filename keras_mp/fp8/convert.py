@@ -85,7 +85,7 @@ def Float8EinsumDense(  # noqa: N802
     """
     layer = keras.layers.EinsumDense(*args, **kwargs)
     if why := problem(layer.equation):
-        raise ValueError(f"{why}: a product in FP8 is that of inputs and a kernel")
+        raise ValueError(f"{why}: an FP8 product multiplies inputs by a kernel")
     return treat(layer, {FLOAT8: get_scalings(scaling)})
 
 
@@ -241,8 +241,7 @@ def convert(
     if wide:
         warnings.warn(
             f"convert({model.name!r}): {', '.join(wide)} compute in float32. Their products are in "
-            f"{scalings.title} now, but what lies between is in float32: build the model under "
-            "'mixed_bfloat16' to gain more",
+            f"{scalings.title} now, but all else stays in float32: build the model under 'mixed_bfloat16' to gain more",
             stacklevel=2,
         )
     return model
@@ -258,7 +257,7 @@ def _why_none(decisions: list[Decision], select: Select | None, scalings: Scalin
     listed = "; ".join(f"{count} of them: {reason}" for reason, count in reasons.most_common(4))
     anyway = "; select=lambda path, layer: True converts every layer that can be converted" if select is None else ""
     layers = f"{len(decisions)} Dense and EinsumDense layers"
-    return f"nothing is in {scalings.title} of the {layers}. {listed}. keras_mp.report(model) lists them{anyway}"
+    return f"none of the {layers} is in {scalings.title}. {listed}. keras_mp.report(model) lists them{anyway}"
 
 
 def decisions(
@@ -298,7 +297,7 @@ def _told(changed: list[Decision], scalings: Scalings) -> str:
     elif had:
         kept = f"their amaxes of {had} steps are dropped, as {scalings} needs none"
     else:
-        kept = "they have no amaxes yet: their first step scales just in time" if has else "neither keeps amaxes"
+        kept = "their first step computes the amaxes that it needs" if has else "neither keeps amaxes"
     paths = ", ".join(decision.path for decision in changed)
     return f"{paths} change from {' and '.join(map(str, before))} to {scalings}; weights are kept, and {kept}"
 

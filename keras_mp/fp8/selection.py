@@ -181,13 +181,13 @@ def matrix_sizes(layer: keras.layers.Layer) -> tuple[int, int]:
 
 def _odd(inputs: int, outputs: int) -> str:
     if inputs % MULTIPLE or outputs % MULTIPLE:
-        return f"its product of {inputs} by {outputs} is not of multiples of {MULTIPLE}"
+        return f"its product of {inputs} by {outputs} has sides that are no multiples of {MULTIPLE}"
     return ""
 
 
 def _too_small(inputs: int, outputs: int) -> str:
     if min(inputs, outputs) <= SMALL and max(inputs, outputs) <= LARGE:
-        return f"its product of {inputs} by {outputs} is too small: a side above {LARGE}, or both above {SMALL}, gain"
+        return f"its product of {inputs} by {outputs} is too small: one side must exceed {LARGE}, or both {SMALL}"
     return ""
 
 

@@ -203,5 +203,5 @@ def experts_of(layer: Any) -> tuple[Any, str, Any]:
     if getattr(layer, "router_jitter_noise", 0.0):
         reason = "its router adds noise"
     if 5 * chosen >= 2 * layer.num_experts:  # 1.25 times as many rows are computed, and again in the backward pass
-        reason = f"a token chooses {chosen} of its {layer.num_experts} experts, and to compute all takes no more"
+        reason = f"a token chooses {chosen} of its {layer.num_experts} experts, so computing all costs no more"
     return part, reason, options

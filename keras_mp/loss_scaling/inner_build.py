@@ -49,8 +49,8 @@ def _check_slots(optimizer: keras.optimizers.Optimizer) -> None:
         narrow = next((variable for variable in built.variables if is_narrow(variable)), None)
         if built.built and narrow is not None and not has_slots(built):
             raise ValueError(
-                f"optimizer {built.name!r} is built already, with {narrow.path!r} in bfloat16 as Keras makes it, whose "
-                "changes would be lost: make a new one, for instance by type(optimizer).from_config("
+                f"optimizer {built.name!r} is built already, and its {narrow.path!r} is in bfloat16, as Keras makes "
+                "it; there small changes would be lost: make a new one, for instance by type(optimizer).from_config("
                 "optimizer.get_config())"
             )
 

@@ -338,17 +338,17 @@ def check_can_release(optimizer: keras.optimizers.Optimizer, loss_scale: AnyLoss
         elif clipping and (not loss_scale.clip_by_last_norm or leaves(optimizer) != clipping[:1]):
             refused = (
                 f"optimizer {clipping[0].name!r} has global_clipnorm={clipping[0].global_clipnorm:g}, which needs the "
-                "norm of all gradients before the first weight moves. Clip each gradient by clipnorm or clipvalue; or, "
-                "of one optimizer, by the norm of the step before: LossScale.none(release_gradients=True, "
+                "norm of all gradients before any weight is updated. Clip each gradient by clipnorm or clipvalue; "
+                "or, with one optimizer, by the norm of the step before: LossScale.none(release_gradients=True, "
                 "clip_by_last_norm=True)"
             )
         elif package_of(type(leaf).update_step) != "keras":
             refused = (
-                f"{name} is a {type(leaf).__name__} with an update_step that is not Keras's, of which it is not known "
-                "what it writes: without release_gradients it can be used"
+                f"{name} is a {type(leaf).__name__} with its own update_step, which may write anything: use it without "
+                "release_gradients"
             )
         if refused:
-            raise ValueError(f"release_gradients=True updates each weight as soon as its gradient is there. {refused}")
+            raise ValueError(f"release_gradients=True updates each weight once its gradient is computed. {refused}")
 
 
 def key_of(leaf: keras.optimizers.Optimizer, variable: Any) -> Any:

@@ -421,7 +421,7 @@ def _bad_weight(path: str, variable: Any) -> NonFinite:
     good = values[finite]
     given = {f"the rest of {variable.name}": (float(good.min()), float(good.max()))} if good.size else {}
     advice = (
-        f"Element {place} is the first. Load a checkpoint from before it, and train on with "
+        f"Element {place} is the first. Load a checkpoint in which the weight is finite, and train on with "
         "keras_mp.LossScaleOptimizer, which skips a step whose gradients are not finite"
         + ("." if variable.trainable else f"; {remedies.KEEP_STATISTICS} keeps moving statistics finite too.")
     )
@@ -434,8 +434,8 @@ def _ruined_before(states: list[BadVariable]) -> str:
         return ""
     path, variable = states[0]
     return (
-        f" Also, weight {variable.name} of layer {path!r} is not finite, which is not what spoils this step: load a "
-        f"checkpoint from before it. {remedies.KEEP_STATISTICS} keeps moving statistics finite."
+        f" Weight {variable.name} of layer {path!r} is not finite either, but is not the cause here: load a checkpoint "
+        f"in which it is finite. {remedies.KEEP_STATISTICS} keeps moving statistics finite."
     )
 
 
@@ -445,8 +445,8 @@ def _calibration(outcome: _Outcome, scale: float, fitting: float) -> NonFinite:
     nonfinite.remedy, nonfinite.calibration = LOWER_SCALE, True
     nonfinite.scale, nonfinite.fitting_scale = scale, fitting
     nonfinite.advice = (
-        f"This is normal while the scale is found: at a loss scale of {fitting:g} all is finite, at {scale:g} it is "
-        f"not. A dynamic scale gets there by itself in {halvings} skipped step{'s' if halvings > 1 else ''}; a static "
+        f"This is normal while the scale is found: at a loss scale of {fitting:g} the step is finite, at {scale:g} it "
+        f"is not. A dynamic scale is lowered to it by {halvings} skipped step{'s' if halvings > 1 else ''}; a static "
         "one is too high."
     )
     return nonfinite

@@ -72,7 +72,7 @@ def float16(layer: keras.Operation, ranges: Mapping[str, Range], scale: float, r
     if ratio < LEAST_SQNR:
         zeroed = ranges["output"].loss(FLOAT16).zeroed
         return Verdict(
-            False, "output", f"{zeroed:.1%} of its outputs become zero, and {ratio:.0f} dB are left", _FLOAT32
+            False, "output", f"{zeroed:.1%} of its outputs become zero, and it keeps only {ratio:.0f} dB", _FLOAT32
         )
     if (responding := _responding(layer, response, FLOAT16)) is not None:
         return responding
@@ -87,8 +87,8 @@ def float16(layer: keras.Operation, ranges: Mapping[str, Range], scale: float, r
         if ratio < LEAST_SQNR:
             lost = gradient.loss(FLOAT16).zeroed
             reason = (
-                f"at a loss scale of {scale:g}, which larger gradients allow, {lost:.1%} of its {role} become zero, "
-                f"and {max(ratio, 0):.0f} dB are left: it reaches only {gradient.largest:.3g}"
+                f"at a loss scale of {scale:g}, the largest that other gradients allow, {lost:.1%} of its {role} "
+                f"become zero, and it keeps only {max(ratio, 0):.0f} dB: it reaches only {gradient.largest:.3g}"
             )
             return Verdict(
                 False, role, reason, f"give the layer {remedies.FLOAT32_LAYER}, or weigh its part of the loss more"
@@ -164,10 +164,10 @@ def _responding(layer: keras.Operation, response: float | str | None, format: Fo
     if response is None or response <= MOST_RESPONSE:
         return None
     moved = f"is off by {response:.0%} of its size" if math.isfinite(response) else "is infinite or NaN"
-    reason = f"computed from arguments and weights in {format.name}, its result {moved}"
-    remedy = "give it arguments that no layer before has rounded"
+    reason = f"with arguments and weights rounded to {format.name}, its result {moved}"
+    remedy = f"give the layers that compute its arguments {remedies.FLOAT32_LAYER}"
     if isinstance(layer, keras.layers.Layer):
-        remedy = f"give the layer {remedies.FLOAT32_LAYER}, and arguments that no layer before has rounded"
+        remedy = f"give the layer {remedies.FLOAT32_LAYER}, and the layers that compute its arguments, too"
     return Verdict(False, "output", reason, remedy)
 
 
@@ -197,7 +197,7 @@ def fp8(layer: keras.Operation, ranges: Mapping[str, Range]) -> Verdict:
         ratio = ranges[role].loss(format).sqnr if role in ranges else math.nan
         if ratio < least:
             reason = (
-                f"{ratio:.0f} dB are left of its {role} in {format.name}: its values lie too far apart for one scale"
+                f"its {role} keeps only {ratio:.0f} dB in {format.name}: its values lie too far apart for one scale"
             )
             return Verdict(False, role, reason, "leave the layer in 16 bits")
     return Verdict(True, "", "all of it fits")

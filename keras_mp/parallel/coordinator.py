@@ -102,7 +102,7 @@ class Coordinator:
 
         if text := self._judged(value, judge):
             self.leave()
-            raise ClusterError(f"the workers differ in {name}; beside worker 0{text}")
+            raise ClusterError(f"the workers differ from worker 0 in {name}:{text}")
 
     def any(self, flag: bool) -> bool:
         """Tells whether the flag is set on any process; all must call it, in the same order."""

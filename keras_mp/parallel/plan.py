@@ -225,7 +225,7 @@ def plan_of(strategy: str | Plan, devices: int, topology: str = "") -> Plan:
     if isinstance(strategy, Plan):
         if strategy.size != devices:
             raise ValueError(
-                f"strategy has a mesh of {strategy.shape}, {strategy.size} devices, and there are {devices}"
+                f"strategy has a mesh of {strategy.shape}, which takes {strategy.size} devices, not {devices}"
             )
         return strategy
     one_of("strategy", strategy, STRATEGIES)

@@ -317,8 +317,8 @@ def _notes_on(measures: Measures, step: Step, place: Place) -> list[str]:
     if measures.micro_batches > 1:
         notes.append(f"The bound is that of one micro-batch, the time that of all {measures.micro_batches}.")
         notes.append(
-            "Micro-batches make the same update where the loss divides by the number of rows or of targets. Where it "
-            "divides by what masks or weights leave, it becomes the mean of the micro-batches' means: another update."
+            "Micro-batches make the same update if the loss divides by the number of rows or of targets. If masks or "
+            "sample weights change that number, the update differs: it becomes the mean of the micro-batches' means."
         )
     notes += [measure.note for measure in measures.taken if measure.note]
     if place.devices == 1 and place.chip.devices > 1:
@@ -330,8 +330,8 @@ def _notes(rows: Mapping[Place, ChipAdvice]) -> list[str]:
     (fit, out), (by_xla, out_by_xla), (over, ran) = OUTCOMES
     notes = [
         "Memory is the compiler's; nothing was run. A bound is the time at the chip's peak rates, which no kernel "
-        f"reaches. Of {fit} published steps that fit by such a compile, {out} ran out of memory, {out_by_xla} of the "
-        f"{by_xla} that XLA had compiled there; of {over} that do not fit, {ran} ran."
+        f"reaches. Of {fit} published steps that fit by the compiler's figure, {out} ran out of memory, {out_by_xla} "
+        f"of the {by_xla} that XLA had compiled there; of {over} that do not fit, {ran} ran."
     ]
     titles: dict[str, list[str]] = {}
     for place, row in rows.items():

@@ -166,7 +166,7 @@ def _notes(target: Target, matmuls: Sequence[Matmul], plan: Plan | None) -> list
         if plan.by_compiler:
             notes.append("The products are listed as asked for; the compiler divides them over the devices.")
             if target.platform == "cuda":
-                notes.append("Attention is compiled without cuDNN's kernel, which XLA divides only where devices are.")
+                notes.append("Attention is compiled without cuDNN's kernel, which XLA divides only on real devices.")
     if target.platform == "cuda":
         notes.append(
             "Autotuning times kernels on the chip: there the choice between cuBLAS, cuDNN and Triton, and the tile "

@@ -77,7 +77,7 @@ def choose_policy(device: Device | None = None) -> PolicyChoice:
     """
     if device is None and (policy := _asked_about.get()):
         jit = _jit(current_device(), keras.backend.backend(), policy)
-        return PolicyChoice(policy, jit.ok, f"A step in {policy} is asked about. {jit.reason}")
+        return PolicyChoice(policy, jit.ok, f"The step is to be compiled in {policy}. {jit.reason}")
     unseen = _unseen(current_device()) if device is None else []
     device = device or current_device()
     backend = keras.backend.backend()
@@ -197,7 +197,7 @@ def attention_fault(device: Device) -> str:
     return (
         "On a TPU the attention of plain Keras, 3.13 to 3.15, is causal where no mask is given, and its scores are not "
         "divided by the square root of the features, in any precision. Call keras_mp.prepare(model, ...) or "
-        "keras_mp.stabilize(model): after it layers attend as they were asked to."
+        "keras_mp.stabilize(model), which corrects both."
     )
 
 
@@ -268,7 +268,7 @@ def _jit(device: Device, backend: str, policy: str = "") -> Support:
     if device.kind == "cpu" and policy == "fp8":
         return Support(True, "Jit is on: it fuses the many small steps of rounding to FP8.")
     if device.kind == "cpu":
-        return Support(False, "Jit is off: on a CPU it slows convolutions and speeds little else.")
+        return Support(False, "Jit is off: on a CPU it makes convolutions slower and little else faster.")
     if device.vendor == "apple":
         return Support(False, "Jit is off: TensorFlow's plugin for Metal has no XLA.")
     return Support(True, "Jit is on: XLA fuses the casts into their neighbours.")

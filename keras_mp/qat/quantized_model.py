@@ -75,8 +75,8 @@ def quantize(model: keras.Model, sample: Any = None) -> keras.Model:
     told = " and ".join(f"{count} layer{'s' * (count != 1)} in {name}" for name, count in counts.items())
     values = sum(x.size for x in expected)
     print(
-        f"quantize({model.name!r}): {told}, {_bytes_of(layers) / 2**20:.3g} MiB where {bytes_before / 2**20:.3g} were; "
-        f"all {values:,} values of {len(expected)} output{'s' * (len(expected) != 1)} are the same bits as in training"
+        f"quantize({model.name!r}): {told}, {_bytes_of(layers) / 2**20:.3g} instead of {bytes_before / 2**20:.3g} MiB; "
+        f"all {values:,} values of {len(expected)} output{'s' * (len(expected) != 1)} have the same bits as in training"
     )
     return model
 

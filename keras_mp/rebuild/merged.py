@@ -47,12 +47,12 @@ def why_not_merged(layer: keras.Operation) -> str:
     """Why a layer's weights cannot be made one matrix of floats; empty where they can."""
     mode = getattr(layer, "quantization_mode", None)
     if mode not in (None, *MODES):
-        return f"it is quantized in the mode {mode!r}; {' and '.join(map(repr, MODES))} are the modes that are known"
+        return f"it is quantized in the mode {mode!r}, and only {' and '.join(map(repr, MODES))} are known"
     if not isinstance(layer, LAYERS) and not quantized_banks(layer):
-        return f"its class {type(layer).__name__} keeps its weights in a way of its own"
+        return f"its class {type(layer).__name__} stores its weights in a way that is not known"
     columns = next((name for cls, name in _INT4_COLUMNS.items() if isinstance(layer, cls)), None)
     if mode == "int4" and columns and not hasattr(layer, columns):
-        return f"Keras {keras.__version__} packs int4 in another way than Keras from 3.14, which it takes"
+        return f"Keras {keras.__version__} packs int4 otherwise than Keras 3.14 and later, which can be read"
     if mode and layer.lora_enabled and getattr(layer, "tie_weights", False):
         return (
             "its embeddings make the logits too and are quantized, where Keras adds LoRA's product to the embeddings "

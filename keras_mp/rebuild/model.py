@@ -43,7 +43,7 @@ class Rebuilt(NamedTuple):
     def told(self, function: str) -> keras.Model:
         """The model; a warning says what is otherwise in it, and which function made it."""
         apart = [
-            f"layer {name!r}, which two graphs share, is a layer in each and trains apart" for name in self.unshared
+            f"layer {name!r} was shared by two graphs, and each now trains a copy of its own" for name in self.unshared
         ]
         if self.unreached or apart:
             otherwise = "; ".join([*self.unreached, *apart])

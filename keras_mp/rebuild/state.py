@@ -105,7 +105,7 @@ def _merge_layer(path: str, old: Any, new: Any) -> list[tuple[keras.Variable, ke
     """Gives a layer without quantization and LoRA the weights of one with them, as one matrix of floats each."""
     wrong = why_not_merged(old)
     if wrong:
-        raise RebuildError(f"layer {path!r} cannot be made one of floats: {wrong}")
+        raise RebuildError(f"layer {path!r} cannot be made a layer with float weights: {wrong}")
     weights = merged_weights(old)
     by_name = {variable.name: variable for variable in own_variables(new)}
     pairs = []

@@ -248,7 +248,7 @@ def _needs(layer: keras.Operation, output: str | None) -> Iterator[tuple[str, st
     """The treatments that a layer needs, each with its reason; an empty one where nothing can be done."""
     yield from _needs_in_16_bits(layer, output)
     if logits_stop_gradients(layer) and "input gradient" not in treatments_of(layer):
-        yield "input gradient", f"its {layer.quantization_mode} logits give what comes before no gradient"
+        yield "input gradient", f"its {layer.quantization_mode} logits pass no gradient to the layers before"
 
 
 def _needs_in_16_bits(layer: keras.Operation, output: str | None) -> Iterator[tuple[str, str]]:

@@ -107,8 +107,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         if batches is not None and not isinstance(batches, Batches):
             raise ValueError(
                 "batches must be keras_mp.training.Batches, such as keras_mp.training.ShuffledBatches, got "
-                f"{type(batches).__name__}: of other data the place within an epoch is not known; leave it out to "
-                "save at the ends of epochs"
+                f"{type(batches).__name__}: the place within an epoch is not known of other data; without batches, "
+                "checkpoints are saved at the ends of epochs"
             )
         if every and batches is None:
             raise ValueError(f"every={every} saves within an epoch, which needs batches=, the data given to fit")
@@ -201,7 +201,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         if not batches.being_read:
             raise CheckpointError(
                 f"fit trains on other data than batches={batches!r}, which TrainingCheckpoint was given, and a resumed "
-                "training would begin anywhere in it: give fit these batches, or leave batches= out to save at the "
+                "training would begin at the wrong place: give fit these batches, or leave batches= out to save at the "
                 "ends of epochs"
             )
         if not batches.in_order:
@@ -238,7 +238,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         lines = [f"resumed from {path}: {'training had ended' if ended else f'{self._start} is done'}"]
         if self.batches is None:
             lines.append(
-                "the data must come in the order that they would have come in: fit(x, y) needs shuffle=False, or "
+                "the data must come in the same order as in the interrupted run: fit(x, y) needs shuffle=False, or "
                 "keras_mp.training.ShuffledBatches and batches="
             )
         now = precision_of(self.model)
@@ -270,7 +270,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         if different and not self.force:
             lines = "".join(f"\n  {name}: {was.get(name)!r} then, {now.get(name)!r} now" for name in different)
             raise CheckpointError(
-                f"{path} was trained with other settings:{lines}\nto go on with those of now, pass force=True (--force)"
+                f"{path} was trained with other settings:{lines}\nto go on with the new ones, pass force=True (--force)"
             )
 
     def _check_room(self) -> None:

@@ -154,7 +154,7 @@ _CHANGES = (
     _Change(
         "stabilize",
         "layer",
-        "layers that need float32 compute in it",
+        "layers that need float32 have it",
         "compute in float32",
         "In float32",
         "Not in float32",
@@ -208,7 +208,7 @@ def report(
         >>> [(part.change, part.layer.split("_")[0], part.done) for part in keras_mp.report(model).parts]
         [('stabilize', 'dense', False), ('convert', 'dense', False), ('convert', 'dense', False), ('make_lean', ...)]
         >>> print(keras_mp.report(model))
-        sequential...: 0 of 1 layers that need float32 compute in it; ...
+        sequential...: 0 of 1 layers that need float32 have it; ...
     """
     check_is_model(model)
     quantized = trains_quantized(scaling)

@@ -342,10 +342,10 @@ def _precision(model: keras.Model) -> str:
     policy = keras.config.dtype_policy().name
     if low:
         weights = "bfloat16" if any(map(is_narrow, model.trainable_variables)) else "float32"
-        return f"computes in {' and '.join(low)}, trains {weights} weights, as it was built"
+        return f"computes in {' and '.join(low)}, trains {weights} weights (its layers' policy)"
     if policy != "float32":
         return f"computes in float32: it was built before the policy {policy}"
-    return "computes in float32, as it was built"
+    return "computes in float32 (its layers' policy)"
 
 
 def _float32(model: keras.Model) -> str:
@@ -418,7 +418,7 @@ def _optimizer(prepared: keras.Model) -> str:
     if any(map(is_narrow, prepared.trainable_variables)):
         step, more = "bfloat16 weights rounded stochastically", ", updated in float32"
     elif isinstance(optimizer.loss_scale, NoLossScale):
-        step, more = "loss not scaled", "; wrapped, so that its update is that of float16"
+        step, more = "loss not scaled", "; wrapped, so that it updates as in float16"
     else:
         scale = optimizer.loss_scale.initial_state().scale
         step, more = f"loss scale {scale:g}, for float16", "; an overflow changes nothing"

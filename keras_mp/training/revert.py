@@ -56,7 +56,7 @@ def revert(model: keras.Model, *changes: str) -> keras.Model:
         >>> model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(32), keras.layers.Dense(4, "softmax")])
         >>> model = keras_mp.convert(keras_mp.stabilize(model), select=lambda path, layer: True)
         >>> print(keras_mp.report(keras_mp.revert(model, "convert")))
-        sequential...: 1 of 1 layers that need float32 compute in it; 0 of 2 products...
+        sequential...: 1 of 1 layers that need float32 have it; 0 of 2 products...
     """
     for name in changes:
         one_of("changes", name, _CHANGES)

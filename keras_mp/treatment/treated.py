@@ -99,8 +99,8 @@ class Treated(Changed):
         if global_state.get_global_attribute("use_legacy_config", False):
             raise ValueError(
                 f"{self.name!r} cannot be saved as HDF5, "  # type: ignore[attr-defined]
-                "whose format holds the name of a class and has no place for what keras_mp made of the layer: save as "
-                "'.keras', or the weights alone, or call keras_mp.revert(model) before"
+                "whose format holds only the name of a class, not what keras_mp changed: save as '.keras', or the "
+                "weights alone, or call keras_mp.revert(model) before"
             )
         notes = _notes(self)
         outer = _SHOWN.get()

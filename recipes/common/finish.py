@@ -147,8 +147,8 @@ def summary_table(result: TrainingResult, config: TrainingConfig) -> Table:
         rows["peak memory"] = f"{result.peak_memory_bytes / 2**20:.0f} MiB"
     if result.saved_model:
         rows["SavedModel"] = (
-            f"{result.saved_model}: {result.low_precision_ops} nodes compute in 16 bits or fewer. Largest difference: "
-            f"{result.max_difference:.1e} from the model run in float32"
+            f"{result.saved_model}: {result.low_precision_ops} nodes compute in 16 bits or fewer. Largest difference "
+            f"from the model in float32: {result.max_difference:.1e}"
         )
     rows["files"] = f"{result.folder}: {', '.join(sorted(path.name for path in result.folder.iterdir()))}"
     table = Table(show_header=False, box=None, pad_edge=False)

@@ -78,5 +78,5 @@ def test_a_process_takes_its_share_of_the_gpus(monkeypatch):
     workers._take_gpus(None)
     workers._take_gpus([1])
     assert taken == [([gpus[1]], "GPU")]
-    with pytest.raises(ValueError, match="GPU 2 is this process's .* which has 2: start fewer"):
+    with pytest.raises(ValueError, match="would take GPU 2, and its machine has 2: start fewer"):
         workers._take_gpus([2])

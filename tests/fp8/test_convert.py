@@ -198,8 +198,8 @@ def test_the_default_converts_what_gains():
     for name, why in {
         "first": "it is the model's first layer",
         "wide": "its product of 1200 by 1040 gains",
-        "odd": "its product of 1040 by 1041 is not of multiples of 16",
-        "small": "its product of 1041 by 1024 is not of multiples of 16",
+        "odd": "its product of 1040 by 1041 has sides that are no multiples of 16",
+        "small": "its product of 1041 by 1024 has sides that are no multiples of 16",
         "last": "it computes the model's output",
     }.items():
         assert rows[name].reason == why
@@ -330,7 +330,7 @@ def test_is_available():
 def test_where_nothing_is_converted_it_says_why():
     small = keras.Sequential([keras.Input((64,)), *(keras.layers.Dense(32) for _ in range(4))])
     with pytest.warns(
-        UserWarning, match=r"nothing is in FP8 of the 4 Dense .* 2 of them: its product of 32 by 32 is too"
+        UserWarning, match=r"none of the 4 Dense .* is in FP8.* 2 of them: its product of 32 by 32 is too"
     ):
         convert(small)
     with pytest.warns(UserWarning, match="has no Dense or EinsumDense layer, so nothing is in FP8"):

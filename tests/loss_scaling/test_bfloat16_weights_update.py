@@ -157,7 +157,7 @@ def test_wrong_use():
     built = keras.optimizers.Adam()
     variable = weight(np.ones(SHAPE))
     built.build([variable])
-    with pytest.raises(ValueError, match="is built already, with .* in bfloat16 as Keras makes it"):
+    with pytest.raises(ValueError, match="is built already, and its .* is in bfloat16, as Keras makes it"):
         LossScaleOptimizer(built, LossScale.none()).build([variable])
 
 

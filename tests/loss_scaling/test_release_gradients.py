@@ -169,7 +169,7 @@ class Own(keras.optimizers.SGD):
     [
         (lambda: keras.optimizers.Adam(gradient_accumulation_steps=2), "gradient_accumulation_steps=2"),
         (lambda: keras.optimizers.Adam(global_clipnorm=1.0), "clip_by_last_norm=True"),
-        (lambda: Own(0.1), "update_step that is not Keras's"),
+        (lambda: Own(0.1), "its own update_step, which may write anything"),
     ],
 )
 def test_refuses_what_needs_all_gradients_with_the_reason(inner, says):

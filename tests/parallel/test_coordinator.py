@@ -119,7 +119,10 @@ def test_a_difference_is_told_to_all(store):
     for outcome in together(act, on_lost=pytest.fail):
         assert isinstance(outcome, ClusterError)
         text = str(outcome)
-        assert "the workers differ in settings" in text and "worker 2 (host2:1): seed: 1, and worker 0 has 0" in text
+        assert (
+            "the workers differ from worker 0 in settings" in text
+            and "worker 2 (host2:1): seed: 1, and worker 0 has 0" in text
+        )
         assert "rate" not in text and "worker 1" not in text
 
 

@@ -102,7 +102,7 @@ def test_a_plan_for_devices_that_are_not_there():
     assert plan_of("data", 16).shape == (16,)
     with pytest.raises(ValueError, match="strategy='fsdp' must be one of"):
         plan_of("fsdp", 16)
-    with pytest.raises(ValueError, match="8 devices, and there are 16"):
+    with pytest.raises(ValueError, match="which takes 8 devices, not 16"):
         plan_of(Plan("data", (), (8,)), 16)
 
 

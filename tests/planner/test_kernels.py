@@ -173,7 +173,7 @@ def test_a_time_below_what_the_products_need_is_called_a_fault():
     bound = Roofline(0.5, 0.5, 0.0, 0)
     assert impossible([product], bound, 0.6, chip) == impossible([lost], bound, 1.6, chip) == ""
     said = impossible([product, lost], bound, 0.6, chip)
-    assert said.startswith("600 ms is no possible time") and "1.5e+03 ms" in said and "1 of 2" in said
+    assert said.startswith("600 ms is impossible") and "1.5e+03 ms" in said and "1 of 2" in said
     assert "in dense." in said
 
 

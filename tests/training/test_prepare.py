@@ -151,7 +151,7 @@ def said(capsys, model, **arguments):
 def test_it_says_in_five_lines_what_it_did(capsys):
     set_policy("mixed_float16")
     lines = said(capsys, build())
-    assert lines["precision"] == "computes in float16, trains float32 weights, as it was built"
+    assert lines["precision"] == "computes in float16, trains float32 weights (its layers' policy)"
     assert lines["float32"] == "norm and classes: there float16 is too imprecise"
     assert lines["fp8"] == "not used"
     assert lines["optimizer"] == "Adam, loss scale 32768, for float16; an overflow changes nothing"
@@ -161,7 +161,7 @@ def test_it_says_in_five_lines_what_it_did(capsys):
 def test_it_says_what_it_did_in_bfloat16_float32_and_fp8(capsys):
     set_policy("float32")
     lines = said(capsys, build(), run_eagerly=True)
-    assert lines["precision"] == "computes in float32, as it was built" and lines["float32"] == "everything"
+    assert lines["precision"] == "computes in float32 (its layers' policy)" and lines["float32"] == "everything"
     assert lines["optimizer"] == "Adam, loss not scaled: no layer computes in float16"
     assert lines["jit"] == "off: run_eagerly=True"
     set_policy("mixed_bfloat16")

@@ -23,7 +23,7 @@ def check_host_memory() -> None:
     kinds = [memory.kind for memory in jax.devices()[0].addressable_memories()]
     if ON_HOST not in kinds:
         raise ValueError(
-            f"state_memory='host' needs memory of kind {ON_HOST!r}, and {jax.devices()[0]} has {', '.join(kinds)} alone"
+            f"state_memory='host' needs memory of kind {ON_HOST!r}, and {jax.devices()[0]} has only {', '.join(kinds)}"
         )
 
 

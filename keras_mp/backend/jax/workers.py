@@ -81,7 +81,7 @@ def connect(
         raise  # such as a port in use
     except RuntimeError as error:
         raise RuntimeError(
-            "JAX can only be connected with other processes before it computes anything: begin the training with this, "
+            "JAX can be connected with other processes only before it computes anything: call keras_mp.parallel.join "
             f"before any model or random seed ({error})"
         ) from error
     finally:

@@ -70,8 +70,8 @@ def connect(
         strategy = WorkerReplicas()
     except RuntimeError as error:
         raise RuntimeError(
-            f"TensorFlow can only be connected with other processes before it computes anything: begin the training "
-            f"with this, before any model or random seed ({error})"
+            f"TensorFlow can be connected with other processes only before it computes anything: call "
+            f"keras_mp.parallel.join before any model or random seed ({error})"
         ) from error
     _strategy.append(strategy)
 
@@ -82,8 +82,8 @@ def _take_gpus(gpus: Sequence[int] | None) -> None:
         return
     if max(gpus) >= len(physical):
         raise ValueError(
-            f"GPU {max(gpus)} is this process's among those that share its machine, which has {len(physical)}: start "
-            "fewer processes there, or give each its own with CUDA_VISIBLE_DEVICES"
+            f"this process would take GPU {max(gpus)}, and its machine has {len(physical)}: start fewer processes "
+            "there, or give each its own GPU with CUDA_VISIBLE_DEVICES"
         )
     tf.config.set_visible_devices([physical[gpu] for gpu in gpus], "GPU")
 

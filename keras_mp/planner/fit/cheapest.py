@@ -67,7 +67,7 @@ def beginning_with(first: Measures, ladders: Iterable[Sequence[Stage]]) -> Itera
                 yield [(stage[starts[0]],), *filter(None, rest)]
                 break
     if not is_reached:
-        raise ValueError(f"{first.words}: no set of measures that is tried here has all of these")
+        raise ValueError(f"{first.words}: these measures are never tried together here")
 
 
 def climb(ladder: Sequence[Stage], answers: Answers) -> Measures | None:

@@ -69,8 +69,8 @@ MEASURES = (
         remedies.STATES.format(dtype=FLOAT8),
         "change_optimizer",
         _IN_8_BITS,
-        note=f"The optimizer's states are rounded to {FLOAT8} after each step, stochastically: the training is "
-        "slightly another than with float32 states.",
+        note=f"The optimizer's states are rounded to {FLOAT8} after each step, stochastically: the training "
+        "differs slightly from one with float32 states.",
     ),
     Measure(
         f"{BFLOAT16} weights",
@@ -78,8 +78,8 @@ MEASURES = (
         remedies.STATES.format(dtype=FLOAT8),
         "change_optimizer",
         _IN_8_BITS,
-        note="Weights are bfloat16, with no float32 copy, and each update is rounded stochastically: they are noisier "
-        "than float32's, and some trainings converge worse.",
+        note="Weights are bfloat16, with no float32 copy, and each update is rounded stochastically: updates are "
+        "noisier than in float32, and some trainings converge worse.",
         includes=(f"{FLOAT8} states",),
         policy=BFLOAT16,
     ),
@@ -90,8 +90,8 @@ MEASURES = (
         "change_optimizer",
         _IN_8_BITS | {"release_gradients": True},
         helps="release_gradients",
-        note="Each weight is updated as soon as its own gradient is there: one that is not finite leaves its own "
-        "weight as it was, and the others move.",
+        note="Each weight is updated as soon as its own gradient is computed: a gradient that is not finite leaves its "
+        "own weight unchanged, and the others are updated.",
         includes=(f"{FLOAT8} states", f"{BFLOAT16} weights"),
         undivided=True,
     ),

@@ -106,7 +106,7 @@ def room(report: Compilation) -> tuple[str, str]:
         return "Memory", f"{peak}."
     chip = CHIPS.get(report.target)
     of = "a device's " if chip is not None and chip.devices > 1 else ""
-    left = ", which the compiler leaves a program" if report.refused else ""
+    left = " that the compiler gives a program" if report.refused else ""
     gap = byte_size(abs(memory.capacity - memory.peak))
     verdict, rest = ("Fits", "are left") if memory.fits else ("Does not fit", "are missing")
     return verdict, f"{peak} of {of}{byte_size(memory.capacity)}{left}; {gap} {rest}."

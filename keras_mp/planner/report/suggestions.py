@@ -83,8 +83,8 @@ def _memory(memory: Memory, target: Target) -> list[Advice]:
         devices = 2 ** math.ceil(math.log2(state * target.devices / memory.capacity))
         return [Advice(text, remedies.DEVICES.format(strategy="fully_sharded", devices=devices))]
     text = (
-        f"The step needs {over:.1f} GiB more than {target.title} has: micro-batches make the same update, "
-        "where the loss divides by the number of rows or of targets, and not by what masks or weights leave. "
+        f"The step needs {over:.1f} GiB more than {target.title} has. Micro-batches need less, and make the same "
+        "update if the loss divides by the number of rows or of targets, whatever masks or sample weights say. "
         "keras_mp.advise finds the cheapest measures that are enough."
     )
     return [Advice(text, remedies.MICRO_BATCHES.format(steps=4))]

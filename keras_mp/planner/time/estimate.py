@@ -90,7 +90,7 @@ def impossible(matmuls: Sequence[Matmul], roofline: Roofline, predicted: float, 
     if predicted >= least:
         return ""
     return (
-        f"{predicted * 1e3:.3g} ms is no possible time: the products that the step asks for take {least * 1e3:.3g} ms "
+        f"{predicted * 1e3:.3g} ms is impossible: the products that the step asks for take {least * 1e3:.3g} ms "
         f"at the chip's peak rate, and {len(lost)} of {len(matmuls)} were not found in the compiled step, in "
         f"{listed([*dict.fromkeys(matmul.layer for matmul in lost)], 80, 'layers')}. This is a fault of keras_mp: "
         "please report it."
