@@ -163,6 +163,69 @@ def test_no_product_around_a_kernel_is_lost_and_the_kernel_has_its_layer_and_tim
     assert report.time.seconds > sum(seconds(matmul, chip.chip) for matmul in report.matmuls) and not report.error
 
 
+def ragged_model(rows, width, features, groups):
+    class Banks(layers.Layer):
+        def build(self, shape):
+            self.bank = self.add_weight(shape=(groups, width, features))
+
+        def call(self, x):
+            import jax
+
+            sizes = jax.numpy.full((groups,), rows // groups, "int32")
+            return jax.lax.ragged_dot(x, jax.numpy.asarray(self.bank, x.dtype), sizes)
+
+        def compute_output_spec(self, x):
+            return keras.KerasTensor((*x.shape[:-1], features), "bfloat16")
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    x = keras.Input((width,), batch_size=rows)
+    model = keras.Model(x, layers.Dense(8)(Banks(name="banks")(layers.Dense(width)(x))))
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.slow
+@only_jax
+@pytest.mark.parametrize(
+    ("target", "package", "dense"),
+    [("v5e", "libtpu", ["kernel gradient"]), ("h100", "jax_cuda13_plugin", ["forward", "kernel gradient", "input"])],
+)
+def test_a_ragged_product_has_its_operations_or_those_of_a_dense_one_where_it_was_made_so(target, package, dense):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} compiles for it")
+    rows, width, features, groups = 512, 128, 256, 4
+    chip = find_target(target)
+    batch = keras.KerasTensor((rows, width)), keras.KerasTensor((rows, 8))
+    step = lower_step(ragged_model(rows, width, features, groups), batch, training=True, chip=chip.traced)
+    report = report_on(compile_step(step, chip), "mixed_bfloat16")
+    mine = [matmul for matmul in report.matmuls if matmul.layer == "banks"]
+    own = 2 * rows * width * features  # each row by the matrix of its group
+    sizes = {"forward": (rows, width, features), "kernel gradient": (width, rows, features),
+             "input gradient": (rows, features, width)}  # fmt: skip
+    assert {matmul.role: matmul.sizes for matmul in mine} == sizes
+    for matmul in mine:
+        is_dense = any(matmul.role.startswith(role) for role in dense)
+        assert matmul.compiled and matmul.flops == (groups if is_dense else 1) * own
+        assert matmul.note == ("expanded to a dense product, 4 times the operations" if is_dense else "")
+
+
+@only_jax
+@pytest.mark.parametrize("length", [32, 33])
+def test_attention_of_an_odd_length_trains_on_a_gpu_without_cudnns_kernel(length):
+    import keras_mp
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    x = keras.Input((length, 64), batch_size=BATCH)
+    y = x
+    for _ in range(2):
+        y = layers.Add()([y, layers.MultiHeadAttention(2, 32)(y, y)])
+    model = keras.Model(x, y)
+    model.compile("sgd", "mse")
+    size = keras.KerasTensor((BATCH, length, 64))
+    step = lower_step(keras_mp.lean.make_lean(model, remat=True), (size, size), training=True, chip=H100)
+    assert (b"fmha" in step.module) == (length % 2 == 0)
+
+
 def test_a_time_below_what_the_products_need_is_called_a_fault():
     chip = find_target("v5e").chip
     import keras_mp

@@ -41,6 +41,8 @@ def fused_attention(
     # cuDNN's own limits: features up to 128, in steps of 8 (JAX's documentation of dot_product_attention).
     if query.shape[3] > 128 or query.shape[3] % 8 or (causal and query.shape[1] != key.shape[1]):
         return None
+    if not _can_train(query, key):
+        return None
     if "NVIDIA" not in chip.kind or (chip.capability or 0) < 8:
         return None
     return jax.nn.dot_product_attention(query, key, value, is_causal=causal, scale=scale, implementation="cudnn")
@@ -69,7 +71,7 @@ def full_float32() -> Any:
 
 
 def keras_has_kernel(query: Any, key: Any, value: Any) -> bool:
-    """Whether `keras.ops.dot_product_attention` takes a kernel that keeps no scores; that for TPUs is not trusted.
+    """Whether `keras.ops.dot_product_attention` trains by a kernel that keeps no scores; that for TPUs is not trusted.
 
     Args:
         query: shape `(batch, rows, heads, features)`.
@@ -78,5 +80,10 @@ def keras_has_kernel(query: Any, key: Any, value: Any) -> bool:
     # Private, as Keras has no public way to ask.
     from keras.src.backend.jax.nn import _can_use_flash_attention
 
-    low = query.dtype in (jnp.float16, jnp.bfloat16)
+    low = query.dtype in (jnp.float16, jnp.bfloat16) and _can_train(query, key)
     return traced_chip().platform == "gpu" and low and _can_use_flash_attention(query, key, value, None)
+
+
+def _can_train(query: Any, key: Any) -> bool:
+    """Whether cuDNN's kernel has gradients: JAX refuses odd lengths, and as late as when it differentiates."""
+    return query.shape[1] % 2 == key.shape[1] % 2 == 0

@@ -47,6 +47,7 @@ class Contraction:
         sources: a number of the value that each operand is a copy of, equal for equal values.
         name: the name of a kernel; "" of others.
         traffic: the bytes that a kernel moves each time; 0 where each of its arrays crosses once.
+        groups: the number of matrices of a `ragged_dot`, whose rows are each multiplied by one of them; 1 of others.
     """
 
     at: Asking
@@ -60,6 +61,7 @@ class Contraction:
     sources: tuple[int, ...]
     name: str = ""
     traffic: int = 0
+    groups: int = 1
 
     @property
     def op(self) -> str:
@@ -132,7 +134,7 @@ def _at(entry: Mapping[str, Any]) -> dict[str, Asking]:
     return {"at": Asking(*entry["at"])}
 
 
-def _contraction(at: Any, operands: Any, kind: str, flops: int, name: str, traffic: int, **lists: Any) -> Contraction:
+def _contraction(at: Any, operands: Any, **others: Any) -> Contraction:
     arrays = tuple(Array(dtype, tuple(dimensions)) for dtype, dimensions in operands)
-    rows = {key: tuple(row) for key, row in lists.items()}
-    return Contraction(Asking(*at), kind, arrays, flops=flops, name=name, traffic=traffic, **rows)
+    rows: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in others.items()}
+    return Contraction(Asking(*at), operands=arrays, **rows)

@@ -145,6 +145,8 @@ def join(step: CompiledStep) -> list[Matmul]:
             after, note = _remains(entry.op, module)
         if entry.kind == "kernel" and not entry.flops and not note:
             note = OPERATIONS_NOT_KNOWN
+        if (times := _times(entry, after)) > 1:
+            note = f"expanded to a dense product, {times} times the operations"
         rows.append(
             Matmul(
                 layer=step.lowered.layer(index),
@@ -156,7 +158,7 @@ def join(step: CompiledStep) -> list[Matmul]:
                 compiled=after.operands,
                 result=after.result,
                 accumulation=after.accumulation,
-                flops=entry.flops * entry.at.repeats,
+                flops=entry.flops * times * entry.at.repeats,
                 repeats=entry.at.repeats,
                 kernel=after.kernel,
                 cycles=after.cycles,
@@ -252,6 +254,17 @@ def _describe(instruction: Instruction, kernel: Instruction, module: Module, pla
     )
 
 
+def _times(entry: Contraction, made: Made) -> int:
+    """How many times its own operations a product takes: a ragged one may be made dense, all rows by all matrices."""
+    is_dense = made.flops > entry.flops if made.flops else sum(made.elements) > sum(_elements(entry))
+    return entry.groups if is_dense else 1
+
+
+def _elements(entry: Contraction) -> tuple[int, ...]:
+    rows, _, columns = entry.sizes
+    return *sorted(math.prod(operand.dimensions) for operand in entry.operands), rows * columns
+
+
 def _of_equal_sizes(asked: Sequence[Contraction], made: Sequence[Made]) -> dict[str, Made]:
     """Joins what lost its name by its sizes: XLA for CPUs names no gradient of a convolution's kernel.
 
@@ -262,10 +275,10 @@ def _of_equal_sizes(asked: Sequence[Contraction], made: Sequence[Made]) -> dict[
         nameless[one.elements].append(one)
     joined = {}
     for entry in asked:
-        rows, _, columns = entry.sizes
-        elements = *sorted(math.prod(operand.dimensions) for operand in entry.operands), rows * columns
-        if nameless[elements]:
-            joined[entry.op] = nameless[elements].pop(0)
+        elements = _elements(entry)
+        for sizes in (elements, tuple(entry.groups * size for size in elements)):  # as it is, or made dense
+            if nameless[sizes] and entry.op not in joined:
+                joined[entry.op] = nameless[sizes].pop(0)
     return joined
 
 
@@ -376,7 +389,7 @@ def _roles(step: CompiledStep) -> list[tuple[int | None, str]]:
                 _role(
                     name,
                     bool(mine) or entry.kind == "kernel",
-                    entry.sizes[0] * entry.sizes[2],
+                    entry.sizes[0] * entry.sizes[2] * entry.groups,
                     kernels[call],
                     activations[call],
                 ),

@@ -15,7 +15,7 @@ import numpy as np
 # Private: JAX has no public way to read a StableHLO module (jax 0.7 to 0.10).
 from jax._src.interpreters import mlir
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import hlo
+from jax._src.lib.mlir.dialects import chlo, hlo
 
 from keras_mp.planner.read.asked import Array, Asked, Asking, Cast, Contraction, LowOperation
 from keras_mp.planner.read.kernels import Kernel, kernel_of, walk
@@ -23,16 +23,9 @@ from keras_mp.precision.flops import convolution_flops, dot_flops
 
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"(:\d+)?')
 _EXPONENTIALS = (
-    "exponential",
-    "exponential_minus_one",
-    "log",
-    "log_plus_one",
-    "logistic",
-    "tanh",
-    "power",
-    "rsqrt",
-    "sqrt",
-)
+    "exponential", "exponential_minus_one", "log", "log_plus_one", "logistic", "tanh", "power", "rsqrt", "sqrt"
+)  # fmt: skip
+_RAGGED = "chlo.ragged_dot"  # rows in groups, each by a matrix of its own
 _EFFECTS = {f"stablehlo.{name}" for name in ("custom_call", "while", "infeed", "outfeed", "send", "recv", "return")}
 # From a weight to the operand of a dot: what layers do to a kernel, quantization included.
 _KEEPS_A_WEIGHT = {
@@ -96,7 +89,7 @@ def number_operations(module: Any) -> list[str]:
     names: list[str] = []
     with module.context:
         for operation in list(walk(module.operation)):
-            if operation.name.startswith("stablehlo.") or operation.name == "func.call":
+            if operation.name.startswith("stablehlo.") or operation.name in ("func.call", _RAGGED):
                 names.append(_name(operation))
                 _rename(operation, f"keras_mp.op.{len(names) - 1}")
     return names
@@ -148,11 +141,11 @@ class _Reader:
                 self._numbers[argument] = self._value(operand)
             self.read(operation, calls, repeats, known, _passed(operation.operands, operation, 0, arguments))
             return
-        if not operation.name.startswith("stablehlo.") and kind != "func.call":
+        if not operation.name.startswith("stablehlo.") and kind not in ("func.call", _RAGGED):
             return
         path = (*calls, _number(operation))
         at = Asking("/".join(map(str, path)), repeats, known)
-        if kind in ("dot_general", "dot", "convolution") or _is_block_scaled(operation):
+        if kind in ("dot_general", "dot", "convolution", _RAGGED) or _is_block_scaled(operation):
             self.contractions.append(self._contraction(operation, at, calls, arguments))
         elif kind == "custom_call":
             kernel = kernel_of(operation, self._constant)
@@ -188,7 +181,7 @@ class _Reader:
     def _contraction(
         self, operation: Any, at: Asking, calls: tuple[int, ...], arguments: dict[Any, int]
     ) -> Contraction:
-        factors = _factors(operation)
+        factors = list(operation.operands)[:2]  # of operands with scales, not these
         operands = tuple(map(_shape, factors))
         flops, sizes = _product(operation, *operands)
         return Contraction(
@@ -204,6 +197,7 @@ class _Reader:
             weights=tuple(_weight(operand, arguments) for operand in factors),
             followers=tuple("/".join(map(str, (*calls, number))) for number in _followers(operation)),
             sources=tuple(map(self._source, factors)),
+            groups=_shape(operation.operands[2]).dimensions[-1] if operation.name == _RAGGED else 1,
         )
 
     def _kernel(self, operation: Any, kernel: Kernel, at: Asking, arguments: dict[Any, int]) -> Contraction:
@@ -286,6 +280,13 @@ def _product(operation: Any, left: Array, right: Array) -> tuple[int, tuple[int,
     attributes = operation.attributes
     if _is_block_scaled(operation):  # (batch, m, k) and (batch, n, k)
         rows, columns, contracted = left.dimensions[1:2], right.dimensions[1:2], left.dimensions[2:]
+    elif operation.name == _RAGGED:  # each row by the matrix of its group
+        ragged = chlo.RaggedDotDimensionNumbers(attributes["ragged_dot_dimension_numbers"])
+        contracted = tuple(left.dimensions[place] for place in ragged.lhs_contracting_dimensions)
+        rows = _others(left, ragged.lhs_batching_dimensions, ragged.lhs_contracting_dimensions)
+        taken = ragged.rhs_batching_dimensions, ragged.rhs_contracting_dimensions, ragged.rhs_group_dimensions
+        columns = _others(right, *taken)
+        result = (*(left.dimensions[place] for place in ragged.lhs_batching_dimensions), *rows, *columns)
     elif operation.name == "stablehlo.dot_general":
         numbers = hlo.DotDimensionNumbers(attributes["dot_dimension_numbers"])
         contracted = tuple(left.dimensions[place] for place in numbers.lhs_contracting_dimensions)
@@ -309,11 +310,6 @@ def _is_block_scaled(operation: Any) -> bool:
     if operation.name != "stablehlo.custom_call":
         return False
     return ir.StringAttr(operation.attributes["call_target_name"]).value == "__op$block_scaled_dot"
-
-
-def _factors(operation: Any) -> list[Any]:
-    """What a product multiplies: of operands with scales, not these."""
-    return list(operation.operands)[:2]
 
 
 def _convolution(

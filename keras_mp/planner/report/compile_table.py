@@ -229,21 +229,11 @@ def _repeats(rows: Iterable[Any], *alike: str) -> list[list[Any]]:
 def _matmuls(matmuls: Sequence[Matmul], flops: int) -> ColumnTable:
     table = ColumnTable(
         f"Dots and convolutions: {len(matmuls)}, {scaled(flops)}FLOP a step",
-        (
-            "layer",
-            "number",
-            "role",
-            "rows x sum x columns",
-            "asked",
-            "compiled",
-            "summed in",
-            "kernel",
-            "share",
-            "note",
-        ),
+        ("layer", "number", "role", "rows x sum x columns", "asked", "compiled", "summed in", "kernel", "share",
+         "note"),
         narrow=("layer", "number", "role", "asked", "compiled", "share"),
         right=("number", "share"),
-    )
+    )  # fmt: skip
     groups = _repeats(
         matmuls, "role", "kind", "sizes", "repeats", "asked", "compiled", "accumulation", "kernel", "note"
     )
