@@ -14,7 +14,6 @@ from keras_mp.fp8.layers import Float8Layer
 from keras_mp.lean.lean_model import LEAN
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild import Config, RebuildError, layers_by_path, rebuild, widen
-from keras_mp.rebuild.arguments import REGISTERED_NAME
 from keras_mp.rebuild.merged import is_adapted
 from keras_mp.rebuild.notes import FLOAT8, notes_of, original_class
 from keras_mp.rebuild.quantized_policies import (
@@ -63,7 +62,7 @@ def to_float32(node: Config, layer: Any) -> Config:
 
 def to_merged_float32(node: Config, layer: Any) -> Config:
     """The same without quantization and LoRA, for `rebuild(..., merge=True)`."""
-    node = to_float32(node, layer)
+    node = untreated_node(to_float32(node, layer), ("calibrated",))
     if node.get("class_name") in INTEGER_POLICY_CLASSES | {"DTypePolicyMap"}:
         return FLOAT32_POLICY
     return _plain(node) if isinstance(layer, keras.layers.Layer) and is_adapted(layer) else node
@@ -72,7 +71,7 @@ def to_merged_float32(node: Config, layer: Any) -> Config:
 def _plain(node: Config) -> Config:
     """A layer's config without LoRA and quantization; also where the config stands in another that builds the layer."""
     config = {key: value for key, value in node["config"].items() if key not in ADAPTED_KEYS}
-    if node.get("registered_name") == REGISTERED_NAME:
+    if isinstance(config.get("layer"), dict):
         config["layer"] = _plain(config["layer"])
     return {**node, "config": config}
 

@@ -14,7 +14,7 @@ from keras_mp import backend
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.common.keras_private import AutocastScope
 from keras_mp.rebuild.notes import treatments_of
-from keras_mp.stability.quantized_product import dequantized_head
+from keras_mp.stability.quantized_product import SavesLora, dequantized_weights
 
 # The treatment of a layer that trains so; its options are Keras's config of the quantization, serialized.
 QAT = "qat"
@@ -34,7 +34,7 @@ def config_of(layer: Any) -> Any:
     return None if options is None else keras.saving.deserialize_keras_object(options)
 
 
-class QuantizationAware:
+class QuantizationAware(SavesLora):
     """Computes as the layer will once `quantize()` was called; gradients go straight through to the float weights.
 
     A twin of the layer, which lives for one call, is quantized by Keras's own `quantize()`, and its `quantized_call` is
@@ -54,24 +54,13 @@ class QuantizationAware:
         rows = keras.ops.cast(super(QuantizationAware, plain).call(inputs), outputs.dtype)  # type: ignore[misc]
         return _from_both(outputs, rows)
 
-    # Keras adds LoRA's product to the weights as it saves them, and quantizes the sum: another model.
+    # What is saved is not merged.
 
     def _get_kernel_with_merged_lora(self: Any) -> tuple[Any, Any, Any]:
         return self._kernel, getattr(self, "kernel_scale", None), getattr(self, "kernel_zero", None)
 
     def _get_embeddings_with_merged_lora(self: Any) -> tuple[Any, Any, Any]:
         return self._embeddings, getattr(self, "embeddings_scale", None), getattr(self, "embeddings_zero", None)
-
-    def save_own_variables(self: Any, store: Any) -> None:
-        super().save_own_variables(store)  # type: ignore[misc]
-        for name in _lora_of(self):
-            store[name] = getattr(self, name)
-
-    def load_own_variables(self: Any, store: Any) -> None:
-        super().load_own_variables(store)  # type: ignore[misc]
-        for name in _lora_of(self):
-            if name in store.keys():
-                getattr(self, name).assign(store[name])
 
     def _with_gradient(self: Any, product: Any, inputs: Any, quantized: Any) -> Any:
         """A product, also with the gradient that the float product has for the kernel."""
@@ -111,13 +100,8 @@ class QuantizationAware:
 
             return logits, gradient
 
-        dequantized = dequantized_head(twin, kernel.dtype)
+        dequantized = dequantized_weights(twin, kernel.dtype)
         return same(logits, inputs, kernel, keras.ops.stop_gradient(dequantized))
-
-
-def _lora_of(layer: Any) -> list[str]:
-    names = ("lora_kernel_a", "lora_kernel_b", "lora_embeddings_a", "lora_embeddings_b")
-    return [name for name in names if layer.built and hasattr(layer, name)]
 
 
 def logits_operands(layer: Any, features: Any, kernel: Any) -> tuple[Any, Any]:
@@ -134,7 +118,7 @@ def logits_operands(layer: Any, features: Any, kernel: Any) -> tuple[Any, Any]:
     if twin.inputs_quantizer:
         features = keras.ops.cast(features, "float32")
         features = _from_both(keras.ops.stop_gradient(_read(twin, features)), features)
-    dequantized = keras.ops.stop_gradient(dequantized_head(twin, kernel.dtype))
+    dequantized = keras.ops.stop_gradient(dequantized_weights(twin, kernel.dtype))
     transposed = isinstance(layer, keras.layers.ReversibleEmbedding) and layer.tie_weights
     return features, _from_both(keras.ops.transpose(dequantized) if transposed else dequantized, kernel)
 

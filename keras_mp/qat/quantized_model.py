@@ -42,7 +42,8 @@ def quantize(model: keras.Model, sample: Any = None) -> keras.Model:
         quantize('sequential...'): 1 layer in int4/128, ... the same bits as in training
     """
     check_built(model)
-    layers = [layer for layer in layers_by_path(model).values() if _is_to_come(layer)]
+    training = (layer for layer in layers_by_path(model).values() if QAT in treatments_of(layer))
+    layers = [layer for layer in training if layer.quantization_mode is None]
     if not layers:
         raise ValueError(
             f"quantize({model.name!r}): no layer trains for int8 or int4. Let them with keras_mp.convert(model, "
@@ -79,10 +80,6 @@ def quantize(model: keras.Model, sample: Any = None) -> keras.Model:
         f"all {values:,} values of {len(expected)} output{'s' * (len(expected) != 1)} have the same bits as in training"
     )
     return model
-
-
-def _is_to_come(layer: Any) -> bool:
-    return config_of(layer) is not None and layer.quantization_mode is None
 
 
 def _quantize_layer(layer: Any) -> None:

@@ -9,19 +9,27 @@ import keras
 import numpy as np
 
 from keras_mp import backend
+from keras_mp.backend.common.keras_private import dequantize_with_sz_map
 from keras_mp.rebuild.quantized_banks import quantized_banks
+from keras_mp.rebuild.quantized_policies import policy_of
 
-# The modes of `quantize` whose weights are known here.
-MODES = ("int8", "int4")
+# The modes of `quantize` that look at data.
+CALIBRATED = ("gptq", "awq")
+# The modes whose weights are known here.
+MODES = ("int8", "int4", *CALIBRATED)
 CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 LAYERS = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding, *CONVOLUTIONS)
 
 # Attributes, private ones of kernels: what holds the weights, and the number of columns of those that are packed.
 _STORED = {"kernel": "_kernel", "embeddings": "_embeddings", "reverse_embeddings": "reverse_embeddings"}
-_INT4_COLUMNS = {
-    keras.layers.Dense: "_orig_output_dim",
-    keras.layers.EinsumDense: "_int4_unpacked_column_size",
-    keras.layers.Embedding: "output_dim",
+_COLUMNS = {
+    "int4": {
+        keras.layers.Dense: "_orig_output_dim",
+        keras.layers.EinsumDense: "_int4_unpacked_column_size",
+        keras.layers.Embedding: "output_dim",
+    },
+    "gptq": {keras.layers.Dense: "units", keras.layers.EinsumDense: "gptq_unpacked_column_size"},
+    "awq": {keras.layers.Dense: "units", keras.layers.EinsumDense: "awq_unpacked_column_size"},
 }
 
 
@@ -32,15 +40,21 @@ def is_adapted(layer: keras.Operation) -> bool:
     return (mode is not None and mode != "float8") or has_lora or bool(quantized_banks(layer))
 
 
-def packed_weights(layer: keras.Operation) -> list[keras.Variable]:
-    """The variables of a layer that hold two int4 weights a byte."""
+def is_packed(layer: Any) -> bool:
+    """Whether Keras stores two of a layer's quantized weights a byte."""
+    mode = getattr(layer, "quantization_mode", None)
+    return mode in ("int4", "awq") or (mode == "gptq" and policy_of(layer).weight_bits == 4)
+
+
+def packed_weights(layer: Any) -> list[keras.Variable]:
+    """The variables of a layer that hold two weights of 4 bits a byte."""
     banks = quantized_banks(layer).values()
     if banks:
         return [bank.codes for bank in banks if bank.is_int4]
-    if getattr(layer, "quantization_mode", None) != "int4":
+    if not is_packed(layer):
         return []
-    variables = [getattr(layer, name, None) for name in _STORED.values()]
-    return [v for v in variables if isinstance(v, keras.Variable) and v.dtype == "int8"]
+    variables = [getattr(layer, name, None) for name in (*_STORED.values(), "quantized_kernel")]
+    return [v for v in variables if isinstance(v, keras.Variable) and v.dtype in ("int8", "uint8")]
 
 
 def why_not_merged(layer: keras.Operation) -> str:
@@ -50,7 +64,9 @@ def why_not_merged(layer: keras.Operation) -> str:
         return f"it is quantized in the mode {mode!r}, and only {' and '.join(map(repr, MODES))} are known"
     if not isinstance(layer, LAYERS) and not quantized_banks(layer):
         return f"its class {type(layer).__name__} stores its weights in a way that is not known"
-    columns = next((name for cls, name in _INT4_COLUMNS.items() if isinstance(layer, cls)), None)
+    if mode in CALIBRATED and hasattr(layer, "_kernel"):
+        return f"Keras has not calibrated it for {mode!r} yet, as model.quantize({mode!r}, config) with a dataset does"
+    columns = next((name for cls, name in _COLUMNS["int4"].items() if isinstance(layer, cls)), None)
     if mode == "int4" and columns and not hasattr(layer, columns):
         return f"Keras {keras.__version__} packs int4 otherwise than Keras 3.14 and later, which can be read"
     if mode and layer.lora_enabled and getattr(layer, "tie_weights", False):
@@ -80,71 +96,62 @@ def merged_weights(layer: Any) -> dict[str, np.ndarray]:
     name = "embeddings" if is_embedding else "kernel"
     weights = {name: _floats(layer, name)}
     if layer.lora_enabled:
-        a, b = (_float64(getattr(layer, f"lora_{name}_{side}")) for side in "ab")
+        a, b = (backend.to_numpy(getattr(layer, f"lora_{name}_{side}")).astype("float64") for side in "ab")
         weights[name] = weights[name] + layer.lora_alpha / layer.lora_rank * (a @ b)
     if is_embedding and getattr(layer, "tie_weights", True) is False:
         weights["reverse_embeddings"] = _floats(layer, "reverse_embeddings")
     return {key: value.astype("float32") for key, value in weights.items()}
 
 
+def _floats(layer: Any, name: str) -> np.ndarray:
+    if layer.quantization_mode is None:
+        return backend.to_numpy(getattr(layer, _STORED[name])).astype("float64")
+    values = dequantized(layer, list(map(backend.to_numpy, quantized_weights(layer, name))), name)
+    return keras.ops.convert_to_numpy(values).astype("float64")
+
+
 # The layouts below are private to Keras, which has no public way to a quantized layer's float weights.
 
 
-def int4_weights(layer: Any, name: str = "kernel") -> tuple[Any, ...]:
-    """What Keras keeps of a layer's int4 weights.
+def quantized_weights(layer: Any, name: str = "kernel") -> tuple[Any, ...]:
+    """What Keras keeps of a layer's quantized weights.
 
     Returns:
-        Variables: two weights a byte, and scales; of weights in groups the zero points, too, and which group is whose.
+        Variables: codes, of 4 bits two a byte, and scales; of weights in groups the zero points, too, and which group
+        is whose; of AWQ the factors of the inputs.
     """
-    groups = (getattr(layer, f"{name}_zero"), layer.g_idx) if hasattr(layer, f"{name}_zero") else ()
-    return (getattr(layer, _STORED[name]), getattr(layer, f"{name}_scale"), *groups)
+    codes = layer.quantized_kernel if layer.quantization_mode in CALIBRATED else getattr(layer, _STORED[name])
+    others = [f"{name}_scale", *([f"{name}_zero", "g_idx", "awq_scales"] if hasattr(layer, f"{name}_zero") else [])]
+    return (codes, *(getattr(layer, other) for other in others if hasattr(layer, other)))
 
 
-def int4_columns(layer: Any) -> int:
-    """The number of a layer's int4 weights along the axis along which two are in a byte."""
-    return getattr(layer, next(name for cls, name in _INT4_COLUMNS.items() if isinstance(layer, cls)))
-
-
-def dequantized(codes: Any, scale: Any, groups: Sequence[Any], axis: int = 0) -> Any:
-    """The numbers that int4 codes stand for.
-
-        codes / scale                                            with a scale for each column
-        (codes - zero of the group) . scale of the group         with groups along an axis
+def dequantized(layer: Any, weights: Sequence[Any], name: str = "kernel") -> Any:
+    """The numbers that a layer's quantized weights stand for, by Keras's functions.
 
     Args:
-        codes: floats, and so is the rest: tensors, or NumPy's arrays.
-        scale: the scales, which broadcast to the codes; of groups, one for each along the axis.
-        groups: empty; or zero points, shaped as the scales, and integers: the group of each place along the axis.
-        axis: the axis along which the groups lie.
+        weights: the result of `quantized_weights` for the layer and the name, as tensors or arrays.
+
+    Returns:
+        A float32 tensor in the shape that the weights have without quantization.
     """
-    if not groups:
-        return codes / scale
-    take = np.take if isinstance(codes, np.ndarray) else keras.ops.take
-    zero, group = groups
-    return (codes - take(zero, group, axis=axis)) * take(scale, group, axis=axis)
-
-
-def _floats(layer: Any, name: str) -> np.ndarray:
-    """Weights of a layer in float64, in the shape that they have without quantization."""
-    mode, stored = getattr(layer, "quantization_mode", None), getattr(layer, _STORED[name])
-    if mode is None:
-        return _float64(stored)
-    by_row = name == "embeddings"  # these have scales for each row, others for each column
-    if mode == "int8":
-        scale = _float64(getattr(layer, f"{name}_scale"))
-        if isinstance(layer, keras.layers.EinsumDense):
-            scale = keras.ops.convert_to_numpy(layer._adjust_scale_for_dequant(layer.kernel_scale)).astype("float64")
-        return _float64(stored) / (scale[:, None] if by_row else scale)
-    packed, scale, *groups = map(backend.to_numpy, int4_weights(layer, name))
-    codes = keras.quantizers.unpack_int4(packed, int4_columns(layer), axis=0 if name == "reverse_embeddings" else -1)
-    codes, scale = keras.ops.convert_to_numpy(codes).astype("float64"), scale.astype("float64")
+    codes, scale, *groups = map(keras.ops.convert_to_tensor, weights)
+    mode, scale = layer.quantization_mode, keras.ops.cast(scale, "float32")
+    calibrated = mode in CALIBRATED  # their matrices are transposed
+    if is_packed(layer):
+        columns = getattr(layer, next(name for cls, name in _COLUMNS[mode].items() if isinstance(layer, cls)))
+        axis = 0 if calibrated or name == "reverse_embeddings" else -1
+        codes = keras.quantizers.unpack_int4(codes, columns, axis, "uint8" if calibrated else "int8")
+    codes = keras.ops.cast(codes, "float32")
     if groups:
-        groups = [groups[0].astype("float64"), groups[1].astype(int)]
-    elif by_row:
-        scale = scale[:, None]
-    weights = dequantized(codes, scale, groups, axis=1 if by_row else 0)
-    return weights.reshape(layer.original_kernel_shape) if isinstance(layer, keras.layers.EinsumDense) else weights
-
-
-def _float64(variable: Any) -> np.ndarray:
-    return backend.to_numpy(variable).astype("float64")
+        # Of the others the groups lie along the last axis; Keras 3.13 has no name for that.
+        along = {} if calibrated or name == "embeddings" else {"group_axis": 0}
+        values = dequantize_with_sz_map(codes, scale, *groups[:2], **along)
+    elif mode == "int8" and isinstance(layer, keras.layers.EinsumDense):
+        values = keras.ops.divide(codes, layer._adjust_scale_for_dequant(scale))
+    else:
+        values = keras.ops.divide(codes, scale[:, None] if name == "embeddings" else scale)
+    values = keras.ops.transpose(values) if calibrated else values
+    if len(groups) > 2:
+        values = keras.ops.divide(values, keras.ops.cast(groups[2], "float32")[:, None])
+    shape = getattr(layer, "original_kernel_shape", None)
+    return values if shape is None else keras.ops.reshape(values, shape)

@@ -11,7 +11,8 @@ import keras
 import numpy as np
 
 from keras_mp import backend
-from keras_mp.rebuild.merged import LAYERS, is_adapted, merged_weights, why_not_merged
+from keras_mp.rebuild.merged import CALIBRATED, LAYERS, is_adapted, merged_weights, why_not_merged
+from keras_mp.rebuild.quantized_policies import policy_of
 from keras_mp.rebuild.walk import RebuildError, children_of, has_no_call, own_variables
 
 # What `keras_mp.parallel.tensor_rules` leaves on a model, and no config holds.
@@ -84,6 +85,10 @@ def _adapt(old: Any, new: Any) -> None:
     mode = None if mode == "float8" else mode  # whose layers may become this kit's, or plain ones
     if mode is not None and new.quantization_mode is None:
         new.quantize(mode, type_check=False, config=_quantization_config(old))
+    if mode in CALIBRATED:
+        setattr(new, f"is_{mode}_calibrated", True)
+        if hasattr(new, "_kernel"):
+            del new._kernel  # as Keras does once it has calibrated a layer
     for name in ("quantization_config", "inputs_quantizer"):
         if mode is not None and hasattr(old, name):
             setattr(new, name, getattr(old, name))
@@ -95,9 +100,12 @@ def _adapt(old: Any, new: Any) -> None:
 
 def _quantization_config(layer: Any) -> Any:
     """What a layer was quantized with; of one that was loaded with quantized weights, the size of its int4 groups."""
-    config = getattr(layer, "quantization_config", None)
+    config, policy = getattr(layer, "quantization_config", None), policy_of(layer)
     if config is None and hasattr(layer, "_int4_block_size"):  # private: without a config Keras makes groups of 128
         return keras.quantizers.Int4QuantizationConfig(block_size=layer._int4_block_size or -1)
+    if config is None and policy.quantization_mode in CALIBRATED:
+        made = {"gptq": keras.quantizers.GPTQConfig, "awq": keras.quantizers.AWQConfig}[policy.quantization_mode]
+        return made(None, None, weight_bits=policy.weight_bits, group_size=policy.group_size)
     return config
 
 

@@ -13,7 +13,7 @@ from keras_mp.backend.common.keras_private import AutocastScope, get_keras_mask,
 from keras_mp.rebuild.notes import precision_of_layer
 from keras_mp.rebuild.walk import Config
 from keras_mp.stability.accumulate import MASKED_SCORE, einsum_float32, last_axis
-from keras_mp.stability.quantized_product import dequantized_int4, keeps_float_inputs
+from keras_mp.stability.quantized_product import dequantized_weights, keeps_float_inputs
 
 
 class Float32Inside:
@@ -145,7 +145,7 @@ class Float32Result:
         """
         if not keeps_float_inputs(self):
             return None
-        x = self._product(equation, inputs, dequantized_int4(self, precision_of_layer(self)))
+        x = self._product(equation, inputs, dequantized_weights(self, precision_of_layer(self)))
         if self.lora_enabled:  # type: ignore[attr-defined]
             names = ("lora_kernel_a", "lora_kernel_b")
             a, b = (keras.ops.cast(getattr(self, name), "float32") for name in names)
@@ -193,7 +193,7 @@ class Float32ResultReversibleEmbedding(Float32Result):
             return self._lowered(super().quantized_call(inputs))  # type: ignore[misc]
         if not keeps_float_inputs(self):
             return super().quantized_call(self._widened(inputs), reverse=True)  # type: ignore[misc]
-        kernel = dequantized_int4(self, precision_of_layer(self))
+        kernel = dequantized_weights(self, precision_of_layer(self))
         return self._capped(self._product(last_axis(len(inputs.shape)), inputs, kernel))
 
     def _lowered(self, rows: Any) -> Any:

@@ -1,20 +1,22 @@
-"""The product of an output layer whose weights Keras quantized, as float32."""
+"""Products of weights that Keras quantized: what Keras's own lack."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import keras
 
 from keras_mp import backend
-from keras_mp.rebuild.merged import dequantized, int4_columns, int4_weights
+from keras_mp.rebuild.merged import CALIBRATED, dequantized, quantized_weights
 
 
 def keeps_float_inputs(layer: Any) -> bool:
-    """Whether only a layer's weights are quantized, to int4: Keras then multiplies inputs by dequantized weights."""
-    return layer.quantization_mode == "int4" and not layer.inputs_quantizer
+    """Whether only a layer's weights are quantized: Keras then multiplies inputs by dequantized weights."""
+    mode = layer.quantization_mode
+    return mode in CALIBRATED or (mode == "int4" and not layer.inputs_quantizer)
 
 
 def group_count(layer: Any) -> int:
@@ -29,6 +31,56 @@ class ExactGroups:
     def quantized_call(self, *args: Any, **kwargs: Any) -> Any:
         self.g_idx._autocast = False  # type: ignore[attr-defined]  # private: Keras makes the variable without a choice
         return super().quantized_call(*args, **kwargs)  # type: ignore[misc]
+
+
+class SavesLora:
+    """LoRA's matrices in files, beside the weights.
+
+    Keras adds LoRA's product to the weights as it saves them, and quantizes the sum: another model.
+    """
+
+    def save_own_variables(self: Any, store: Any) -> None:
+        super().save_own_variables(store)  # type: ignore[misc]
+        for name in _lora_of(self):
+            store[name] = getattr(self, name)
+
+    def load_own_variables(self: Any, store: Any) -> None:
+        super().load_own_variables(store)  # type: ignore[misc]
+        for name in _lora_of(self):
+            if name in store.keys():
+                getattr(self, name).assign(store[name])
+
+
+def _lora_of(layer: Any) -> list[str]:
+    names = ("lora_kernel_a", "lora_kernel_b", "lora_embeddings_a", "lora_embeddings_b")
+    return [name for name in names if layer.built and hasattr(layer, name)]
+
+
+class TakesLora(ExactGroups, SavesLora):
+    """A layer whose weights Keras quantized by GPTQ or AWQ, with LoRA, which Keras refuses or fails at.
+
+    y = activation(x . w + bias + alpha / rank (x . a) . b)     w dequantized by Keras
+    """
+
+    def enable_lora(self: Any, rank: int, lora_alpha: Any = None, *args: Any, **kwargs: Any) -> None:
+        policy, shape = self._dtype_policy, getattr(self, "original_kernel_shape", None) or self.kernel_shape
+        try:
+            # As of a layer that is not quantized, of whose kernel Keras asks the shape.
+            self._dtype_policy = keras.DTypePolicy("float32")
+            vars(self)["_kernel"] = SimpleNamespace(shape=tuple(shape))
+            # Of a file Keras's Dense reads a scale that it does not hand over.
+            lora_alpha = self.lora_alpha if lora_alpha is None else lora_alpha
+            super().enable_lora(rank, lora_alpha, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._dtype_policy = policy
+            del vars(self)["_kernel"]
+
+    def quantized_call(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self.g_idx._autocast = False
+        return called(self, inputs) if self.lora_enabled else super().quantized_call(inputs, *args, **kwargs)
+
+    def _get_kernel_with_merged_lora(self: Any) -> tuple[Any, Any, Any]:
+        return None, None, self.kernel_zero  # which Keras leaves out of the file, and then cannot load
 
 
 def logits_stop_gradients(layer: Any) -> bool:
@@ -54,7 +106,8 @@ class StraightThroughLogits:
 
     def _int8_logits(self, inputs: Any) -> Any:
         dtype = self.compute_dtype  # type: ignore[attr-defined]
-        codes, scale = map(keras.ops.convert_to_tensor, int8_weights(self))
+        codes, scale = map(keras.ops.convert_to_tensor, quantized_weights(self, _of_logits(self)))
+        codes = keras.ops.transpose(codes) if self.tie_weights else codes  # type: ignore[attr-defined]
 
         def dequantized() -> Any:
             return keras.ops.divide(keras.ops.cast(codes, dtype), scale)
@@ -76,7 +129,7 @@ class StraightThroughLogits:
         return product(inputs, codes, scale)
 
     def _int4_logits(self, inputs: Any) -> Any:
-        return keras.ops.matmul(self._straight_through(inputs), dequantized_int4(self, inputs.dtype))
+        return keras.ops.matmul(self._straight_through(inputs), dequantized_weights(self, inputs.dtype))
 
     def _straight_through(self, inputs: Any) -> Any:
         x8, scale = self.inputs_quantizer(inputs)  # type: ignore[attr-defined]
@@ -84,62 +137,64 @@ class StraightThroughLogits:
         return inputs + keras.ops.stop_gradient(rounded - inputs)
 
 
-def int8_weights(layer: Any) -> tuple[Any, Any]:
-    """The codes of a Dense layer, or those that make the logits of a ReversibleEmbedding, and a scale for each output.
-
-    Returns:
-        Integers in the shape (features, outputs), and floats: a weight is its code divided by its scale.
-    """
+def _of_logits(layer: Any) -> str:
     if not isinstance(layer, keras.layers.ReversibleEmbedding):
-        return layer._kernel, layer.kernel_scale
-    if layer.tie_weights:
-        return keras.ops.transpose(layer._embeddings), layer.embeddings_scale
-    return layer.reverse_embeddings, layer.reverse_embeddings_scale
+        return "kernel"
+    return "embeddings" if layer.tie_weights else "reverse_embeddings"
 
 
-def dequantized_head(layer: Any, dtype: str) -> Any:
-    """The weights of a quantized Dense or ReversibleEmbedding layer that makes logits, each rounded once to a dtype.
-
-    Returns:
-        A tensor in the shape (features, outputs).
-    """
-    if layer.quantization_mode == "int4":
-        return dequantized_int4(layer, dtype)
-    codes, scale = (keras.ops.cast(x, "float32") for x in int8_weights(layer))
-    return keras.ops.cast(keras.ops.divide(codes, scale), dtype)
-
-
-def dequantized_int4(layer: Any, dtype: str) -> Any:
-    """The weights of an int4 layer without LoRA, as Keras's own call dequantizes them.
+def dequantized_weights(layer: Any, dtype: str, weights: Sequence[Any] = ()) -> Any:
+    """The weights of a quantized layer without LoRA that multiplies by them, each rounded once to a dtype.
 
     Args:
         layer: a Dense, EinsumDense, or ReversibleEmbedding layer; of the last, the weights that make logits.
-        dtype: the dtype of the result, to which each weight is rounded once.
+        weights: the result of `quantized_weights` for the layer, by default read here.
 
     Returns:
         A tensor in the shape of the kernel; of a ReversibleEmbedding (features, vocabulary).
     """
-    if not isinstance(layer, keras.layers.ReversibleEmbedding):
-        return dequantized_kernel(layer, int4_weights(layer), dtype)
-    if not layer.tie_weights:
-        return _dequantized(layer, int4_weights(layer, "reverse_embeddings"), 0, dtype)
-    codes, scale, *groups = int4_weights(layer, "embeddings")
-    codes, scale = keras.ops.transpose(codes), keras.ops.transpose(scale)
-    if groups:
-        groups = [keras.ops.transpose(groups[0]), groups[1]]
-    return _dequantized(layer, (codes, scale, *groups), 0, dtype)
+    name = _of_logits(layer)
+    values = dequantized(layer, weights or quantized_weights(layer, name), name)
+    return keras.ops.cast(keras.ops.transpose(values) if name == "embeddings" else values, dtype)
 
 
-def dequantized_kernel(layer: Any, weights: Sequence[Any], dtype: str) -> Any:
-    """The kernel of a Dense or EinsumDense layer, in its shape, from what `int4_weights` returns."""
-    kernel = _dequantized(layer, weights, -1, dtype)
-    is_dense = isinstance(layer, keras.layers.Dense)
-    return kernel if is_dense else keras.ops.reshape(kernel, layer.original_kernel_shape)
+def called(layer: Any, inputs: Any) -> Any:
+    """The result of a quantized Dense or EinsumDense layer, for whose gradient no dequantized kernel is kept.
+
+    y             = activation(x . w + alpha / rank (x . a) . b + bias)     w dequantized, of a and b by LoRA
+    gradient of x = upstream . w^T + that of LoRA
+    """
+    x = _product(layer, inputs)
+    if layer.lora_enabled:
+        low_rank = keras.ops.matmul(_forward(layer, inputs, layer.lora_kernel_a), layer.lora_kernel_b)
+        x = keras.ops.cast(keras.ops.add(x, layer.lora_alpha / layer.lora_rank * low_rank), layer.compute_dtype)
+    if layer.bias is not None:
+        x = keras.ops.add(x, layer.bias)
+    return x if layer.activation is None else layer.activation(x)
 
 
-def _dequantized(layer: Any, weights: Sequence[Any], packed_axis: int, dtype: str) -> Any:
-    packed, scale, *groups = weights
-    codes = keras.ops.cast(keras.quantizers.unpack_int4(packed, int4_columns(layer), axis=packed_axis), "float32")
-    if groups:
-        groups = [keras.ops.cast(groups[0], "float32"), keras.ops.cast(groups[1], "int32")]
-    return keras.ops.cast(dequantized(codes, keras.ops.cast(scale, "float32"), groups), dtype)
+def _product(layer: Any, inputs: Any) -> Any:
+    dtype = layer.compute_dtype
+
+    @backend.custom_gradient
+    def product(x: Any, *weights: Any) -> Any:
+        def gradient(upstream: Any) -> Any:
+            again = backend.barrier(list(weights), [upstream])
+            to_x = _backward(layer, upstream, dequantized_weights(layer, dtype, again))
+            return (keras.ops.cast(to_x, x.dtype), *(None for _ in weights))
+
+        return _forward(layer, x, dequantized_weights(layer, dtype, weights)), gradient
+
+    return product(backend.as_tensor(inputs), *map(keras.ops.convert_to_tensor, quantized_weights(layer)))
+
+
+def _forward(layer: Any, x: Any, kernel: Any) -> Any:
+    if isinstance(layer, keras.layers.Dense):
+        return keras.ops.matmul(x, kernel)
+    return keras.ops.einsum(layer.equation, x, kernel)
+
+
+def _backward(layer: Any, upstream: Any, kernel: Any) -> Any:
+    if isinstance(layer, keras.layers.Dense):
+        return keras.ops.matmul(upstream, keras.ops.transpose(kernel))
+    return keras.ops.einsum(layer._custom_gradient_equation, upstream, kernel)

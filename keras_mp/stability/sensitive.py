@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.rebuild import children_of, has_no_call, layers_below, operations_of, with_self
+from keras_mp.rebuild.merged import CALIBRATED
 from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.rebuild.traced_call import trace_call
 from keras_mp.rebuild.walk import graph_of
@@ -249,6 +250,9 @@ def _needs(layer: keras.Operation, output: str | None) -> Iterator[tuple[str, st
     yield from _needs_in_16_bits(layer, output)
     if logits_stop_gradients(layer) and "input gradient" not in treatments_of(layer):
         yield "input gradient", f"its {layer.quantization_mode} logits pass no gradient to the layers before"
+    calibrated = getattr(layer, "quantization_mode", None) in CALIBRATED and not hasattr(layer, "_kernel")
+    if calibrated and "calibrated" not in treatments_of(layer):
+        yield "calibrated", f"Keras gives it no LoRA, and rounds the numbers of its {layer.quantization_mode} groups"
 
 
 def _needs_in_16_bits(layer: keras.Operation, output: str | None) -> Iterator[tuple[str, str]]:

@@ -32,10 +32,10 @@ from keras_mp.stability.float32_layers import (
     float32_activation,
     plain_activation,
 )
-from keras_mp.stability.quantized_product import ExactGroups, StraightThroughLogits
+from keras_mp.stability.quantized_product import ExactGroups, StraightThroughLogits, TakesLora
 from keras_mp.stability.sensitive import find, output_layers
 from keras_mp.treatment.change import change
-from keras_mp.treatment.treated import Treatment, register_treatments
+from keras_mp.treatment.treated import Treatment, register_treatments, treat
 from keras_mp.treatment.waiting import register_calls, waits
 
 
@@ -54,7 +54,8 @@ def stabilize(model: keras.Model) -> keras.Model:
       a functional model do; a subclassed model rounds its inputs. `audit` measures how far such a layer is off.
     - Regularizers of activations add up in float32; what a layer's own code hands to `add_loss` becomes float32.
     - Of weights that Keras quantized, the numbers of int4 groups are not rounded to 16 bits; and, in any precision, the
-      logits of an int8 ReversibleEmbedding layer pass gradients on, which Keras stops.
+      logits of an int8 ReversibleEmbedding layer pass gradients on, which Keras stops. Layers that GPTQ or AWQ
+      quantized take LoRA by their `enable_lora`, and are saved with their zero points.
 
     Of a model built under the policy "bfloat16", the weights of what computes in float32 become float32: those of
     normalization, moving statistics, a softmax's. Those of the output layer stay 16-bit operands.
@@ -191,6 +192,11 @@ def _regularizer_as_before(layer: Any) -> None:
         layer.activity_regularizer = layer.activity_regularizer.regularizer
 
 
+def _keep_lora(layer: Any) -> None:
+    if layer.lora_enabled:  # Keras would leave it out of the result
+        treat(layer, {"calibrated": None})
+
+
 def _policy_float32(layer: Any) -> None:
     _note(layer)
     to_compute_in_float32(layer)
@@ -229,6 +235,8 @@ _TREATMENTS = {
     "regularizer": Treatment(apply=_regularizer_in_float32, undo=_regularizer_as_before),
     # The groups of int4 weights by numbers that are exact.
     "groups": Treatment(lambda original, names: ExactGroups),
+    # The same of weights that GPTQ or AWQ quantized, and LoRA beside them.
+    "calibrated": Treatment(lambda original, names: TakesLora, undo=_keep_lora, before_build=True, order=1),
     # Logits of inputs that are quantized, with a gradient for these; that of an output layer calls it.
     "input gradient": Treatment(lambda original, names: StraightThroughLogits, order=1),
     "operation": Treatment(lambda original, names: Float32Operation),

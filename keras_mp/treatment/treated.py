@@ -49,6 +49,7 @@ class Treatment:
         built: a function that is called with the live layer once it is built, or at once where it is.
         before_call: a function that is called with the live layer each time before it computes.
         before_quantize: a function that is called with the live layer before Keras quantizes it.
+        before_build: whether a layer that is loaded is built only after it has the mixin.
         order: a number that says where its mixin stands: the mixin of a smaller number comes first.
         write: a function that makes JSON of its options.
         read: a function that makes options of JSON.
@@ -60,6 +61,7 @@ class Treatment:
     built: Callable[[Any], None] | None = None
     before_call: Callable[[Any], None] | None = None
     before_quantize: Callable[[Any], None] = _nothing
+    before_build: bool = False
     order: int = 0
     write: Callable[[Any], Any] = _as_it_is
     read: Callable[[Any], Any] = _as_it_is
@@ -136,9 +138,11 @@ class Treated(Changed):
         # `clone_model` needs no registered class, as it has the class at hand.
         original = cls._original
         known = {} if original is None else {keras.saving.get_registered_name(original): original}
-        policy = config.get("policy")
+        policy, written = config.get("policy"), config["layer"]
+        if any(_treatment(name).before_build for name in config["treatments"]):
+            written = {**written, "build_config": None}
         with restored_policy(keras.dtype_policies.deserialize(policy)):
-            layer = keras.saving.deserialize_keras_object(config["layer"], custom_objects=known)
+            layer = keras.saving.deserialize_keras_object(written, custom_objects=known)
         waiting = {
             tuple(entry["place"]): (_read(entry["treatments"]), entry["precision"])
             for entry in config.get("inside", [])

@@ -162,10 +162,10 @@ def test_a_tied_quantized_embedding_with_lora_is_refused(tmp_path):
         keras_mp.export_float32(model, tmp_path / "exported")
 
 
-def test_an_unknown_mode_of_quantization_is_named(tmp_path):
+def test_a_layer_that_is_not_calibrated_yet_is_named(tmp_path):
     model = keras.Sequential([keras.Input((32,)), layers.Dense(8, name="quantized")])
     config = keras.quantizers.GPTQConfig(dataset=None, tokenizer=None, group_size=8)
     model.get_layer("quantized").quantize("gptq", config=config)
-    with pytest.raises(ExportError, match="layer 'quantized' .*mode 'gptq', and only 'int8' and 'int4' are known"):
+    with pytest.raises(ExportError, match="layer 'quantized' .*not calibrated it for 'gptq' yet"):
         keras_mp.export_float32(model, tmp_path / "exported")
     assert list(tmp_path.iterdir()) == []

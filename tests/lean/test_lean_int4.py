@@ -87,7 +87,7 @@ def test_gradient_of_the_input_beside_float64(rows):
     layer = keras.layers.Dense(1 if rows == 1 else 5, use_bias=False, dtype="float32")
     layer.build((None, rows))
     layer.quantize("int4", config=group_config())
-    kernel = keras.ops.convert_to_numpy(keras_mp.stability.quantized_product.dequantized_int4(layer, "float32"))
+    kernel = keras.ops.convert_to_numpy(keras_mp.stability.quantized_product.dequantized_weights(layer, "float32"))
     plain = keras.Sequential([keras.Input((rows,)), Before(), layer])
     lean = keras_mp.lean.make_lean(twin(plain))
     x = rng.normal(size=(3, rows)).astype("float32")

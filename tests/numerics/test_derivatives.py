@@ -22,7 +22,7 @@ from keras_mp.lean.blockwise_attention import attention
 from keras_mp.lean.cross_entropy import chunked_cross_entropy
 from keras_mp.lean.gelu import gelu
 from keras_mp.stability.accumulate import einsum_float32
-from keras_mp.stability.quantized_product import dequantized_int4
+from keras_mp.stability.quantized_product import dequantized_weights
 
 BACKEND = keras.backend.backend()
 # The mode that compiles least: for every change, and for what others are compared with.
@@ -298,7 +298,7 @@ def test_int4_layers():
     plain = keras.Sequential([keras.Input((16,)), layers.Dense(5, "tanh", name="dense")])
     plain.get_layer("dense").quantize("int4", config=keras.quantizers.Int4QuantizationConfig(block_size=8))
     lean = keras_mp.lean.make_lean(plain)
-    kernel = to_numpy(dequantized_int4(lean.get_layer("dense"), "float32"))
+    kernel = to_numpy(dequantized_weights(lean.get_layer("dense"), "float32"))
     functions = (lambda x: lean(x, training=True)), (lambda x: ops.tanh(ops.matmul(x, kernel)))
     x, direction = zoo.normal(3, 16), zoo.normal(3, 16)
     ours, exact = (penalty_gradients(lambda x, f=f: ops.sum(f(x)), [x], FAST) for f in functions)

@@ -31,6 +31,9 @@ from keras.src.models.functional import operation_fn as operation_fn
 # An optimizer's update as it is on backends without distribution strategies.
 from keras.src.optimizers.base_optimizer import BaseOptimizer as BaseOptimizer
 
+# What codes in groups stand for: quantized weights as floats.
+from keras.src.quantizers.quantizers import dequantize_with_sz_map as dequantize_with_sz_map
+
 # The generator of random numbers that were asked for without a seed, which a resumed training goes on with.
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR as GLOBAL_SEED_GENERATOR
 from keras.src.random.seed_generator import global_seed_generator as global_seed_generator
