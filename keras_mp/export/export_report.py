@@ -60,6 +60,10 @@ class ExportReport(Report):
         return [Sentence("", text), *(Sentence("Note", note) for note in self.notes)]
 
 
+# In dB: an error of a tenth of a layer's output.
+LOW_SQNR = 20.0
+
+
 class Int8Layer(NamedTuple):
     """What int8, or int16, does to the output of a layer.
 
@@ -168,7 +172,11 @@ class DeploymentReport(Report):
         ]
         measured = [layer for layer in self.layers if layer.measured is not None]
         worst = sorted(measured, key=lambda layer: layer.measured or 0.0)[:3]
-        return [*lines, *(layer.line() for layer in worst)]
+        lines += [layer.line() for layer in worst]
+        if self.calibrated_on and worst and (worst[0].measured or 0.0) < LOW_SQNR:
+            scaling = "qat_litert_int16x8" if self.format.endswith("int16x8") else "qat_litert"
+            lines.append(f"Below {LOW_SQNR:.0f} dB convert(model, {scaling!r}), and train for it.")
+        return lines
 
 
 def _differences(report: ExportReport | DeploymentReport) -> str:

@@ -21,6 +21,7 @@ from keras_mp.numerics.observe import Call, ObservedStep, Record
 from keras_mp.numerics.ranges import Range, merged, sampled
 from keras_mp.numerics.response import Responses, responses
 from keras_mp.precision.formats import FLOAT16, FORMATS
+from keras_mp.qat.quantization_aware import CONFIGS, LOW_SQNR, decisions
 from keras_mp.rebuild import layers_by_path, own_variables
 from keras_mp.rebuild.walk import with_self
 from keras_mp.reporting.progress import progress
@@ -173,7 +174,8 @@ class _Run:
         notes = _notes(self.model, self.losses, self.ranges, self.sample)
         loss = float(np.mean(self.losses))
         steps = len(self.losses)
-        return AuditReport(self.model.name, steps, loss, self.scale, list(layers.values()), self.seconds, notes)
+        quantized, rows = _quantized(self.model), list(layers.values())
+        return AuditReport(self.model.name, steps, loss, self.scale, rows, self.seconds, notes, quantized)
 
     def _layer(self, path: str, calls: list[Call], response: dict[str, float | str]) -> LayerAudit:
         layer = calls[0].layer
@@ -267,6 +269,19 @@ def _scales(gradients: list[Range]) -> tuple[float, float] | None:
 def _error(sqnr: float) -> float:
     """The size of the noise, of that of the signal."""
     return 0.0 if math.isnan(sqnr) else 10 ** (-sqnr / 20)
+
+
+def _quantized(model: keras.Model) -> dict[str, str]:
+    """Of each of Keras's quantizations that costs some layers much, the sentence about it."""
+    said = {}
+    for scaling, made in CONFIGS.items():
+        rows = decisions(model, scaling)
+        if low := sum(row.pays for row in rows):
+            said[made().mode] = (
+                f"quantized at once, the weights of {low} of {len(rows)} layers keep less than {LOW_SQNR:.0f} dB; "
+                f"convert(model, {scaling!r}) lets them train for it"
+            )
+    return said
 
 
 def _notes(

@@ -98,6 +98,7 @@ class AuditReport(Report):
         layers: the audit of each layer, in the order of their first call.
         seconds: the seconds of each step, the first with its compilation.
         notes: sentences on what else to know.
+        quantized: a sentence on "int8" and "int4", Keras's quantizations, where one loses much of some layers' weights.
     """
 
     in_the_shell = True
@@ -109,6 +110,7 @@ class AuditReport(Report):
     layers: list[LayerAudit]
     seconds: list[float]
     notes: list[str]
+    quantized: dict[str, str] = field(default_factory=dict)
 
     def suspects(self, precision: str = "mixed_float16") -> list[Suspect]:
         """The layers that a precision does not fit as they are, worst first.
@@ -136,7 +138,7 @@ class AuditReport(Report):
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values; infinities and NaN as strings."""
-        names = ("model", "steps", "loss", "loss_scale", "seconds", "notes")
+        names = ("model", "steps", "loss", "loss_scale", "seconds", "notes", "quantized")
         layers = [_layer_dict(audited) for audited in self.layers]
         return plain_values({name: getattr(self, name) for name in names} | {"layers": layers})
 
@@ -217,6 +219,7 @@ def _verdict_lines(report: AuditReport) -> list[str]:
         f"float16: {_fitting(report, 'mixed_float16')}, at an initial loss scale of {report.loss_scale:g}",
         f"bfloat16: {_fitting(report, 'mixed_bfloat16')}",
         f"FP8: {_fitting_fp8(report)}",
+        *(f"{mode}: {said}" for mode, said in report.quantized.items()),
     ]
 
 

@@ -67,10 +67,20 @@ def sqnr(layer: Any, config: Any) -> float:
     quantized = merged_weights(quantized_twin(layer, config))
     ratios = []
     for name, values in quantized.items():
-        weights = backend.to_numpy(getattr(layer, "_" + name, None) or getattr(layer, name)).astype("float64")
+        stored = getattr(layer, name if name == "reverse_embeddings" else f"_{name}")
+        weights = backend.to_numpy(stored).astype("float64")
         noise = np.square(weights - values).sum()
         ratios.append(np.square(weights).sum() / noise if noise else np.inf)
     return float(10 * np.log10(min(ratios))) if min(ratios) > 0 else 0.0
+
+
+def mode_of(scaling: Any) -> Any:
+    """Keras's config of a quantization, by the name "qat_int8" or "qat_int4", or itself.
+
+    Raises:
+        ValueError: The name is another.
+    """
+    return CONFIGS[one_of("scaling", scaling, CONFIGS)]() if isinstance(scaling, str) else scaling
 
 
 def decisions(model: keras.Model, mode: Any) -> list[Decision]:
@@ -79,7 +89,7 @@ def decisions(model: keras.Model, mode: Any) -> list[Decision]:
     Args:
         mode: "qat_int8" or "qat_int4", or Keras's config for int8 or int4.
     """
-    config = CONFIGS[mode]() if isinstance(mode, str) else mode
+    config = mode_of(mode)
     rows = []
     for path, layer in _quantizable(model).items():
         done, reason = config_of(layer) is not None, why_not(layer, config)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 from rich.console import RenderableType
@@ -20,7 +20,7 @@ from keras_mp.fp8.selection import Decision
 from keras_mp.lean.lean_model import lean_rows
 from keras_mp.qat.quantization_aware import Decision as QuantizationDecision
 from keras_mp.qat.quantization_aware import decisions as quantization_decisions
-from keras_mp.qat.quantization_aware import trains_quantized
+from keras_mp.qat.quantization_aware import mode_of, trains_quantized
 from keras_mp.rebuild import layers_by_path, operations_of
 from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.quantized_banks import quantized_banks
@@ -225,7 +225,8 @@ def report(
         *(Part(row.layer, "make_lean", row.kind, row.lean, not row.reason, row.reason) for row in lean_rows(model)),
     ]
     options = {
-        "scaling": repr(scaling) if isinstance(scaling, str) else scaling and scalings,
+        "scaling": scaling
+        and (repr(scaling) if isinstance(scaling, str) else _call(scaling) if quantized else scalings),
         "target": target and repr(target),
         "batch_size": batch_size if target and batch_size != 8 else None,
     }
@@ -233,10 +234,15 @@ def report(
     convert = f"model = keras_mp.convert(model{given})"
     attends = tuple(attended_by(model).items())
     said = _prediction(target, batch_size, scalings)
-    title = f"training for {scaling.removeprefix('qat_')}" if isinstance(scaling, str) and quantized else scalings.title
+    title = f"training for {mode_of(scaling).mode}" if quantized else scalings.title
     banks = [bank for layer in layers_by_path(model).values() for bank in quantized_banks(layer).values()]
     integers = dict(Counter("int4" if bank.is_int4 else "int8" for bank in banks))
     return ModelReport(model.name, tuple(parts), " and ".join(formats), title, said, convert, attends, integers)
+
+
+def _call(config: Any) -> str:
+    size = f"block_size={config.block_size}" if config.mode == "int4" else ""
+    return f"keras.quantizers.{type(config).__name__}({size})"
 
 
 def _stable(model: keras.Model) -> Iterator[Part]:

@@ -1,7 +1,9 @@
 """LiteRT files in int8: their ranges, what stays in float32, and what is left of each layer."""
 
+import dataclasses
 import importlib.util
 import os
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -10,7 +12,7 @@ import zoo
 from keras import layers
 
 import keras_mp
-from keras_mp.export.export_report import Int8Layer
+from keras_mp.export.export_report import DeploymentReport, Int8Layer
 from keras_mp.export.litert_file import LiteRTFile
 from keras_mp.export.verification import ExportError
 from keras_mp.system.packages import installed
@@ -187,6 +189,10 @@ def test_a_clipped_and_a_wide_layer():
     assert row._replace(lowest=-1.02).clipped
     assert row._replace(file_lowest=-3.0, file_highest=3.0).times_too_wide == 3
     assert Int8Layer("a", 0.0, 0.0, 40.0, 0.0, 1.0, 39.0).times_too_wide == 1
+    report = DeploymentReport(Path("x"), "LiteRT int8", 1, {}, calibrated_on=5, layers=(row,))
+    assert "train for it" not in str(report)
+    noisy = dataclasses.replace(report, layers=(row._replace(measured=19.0),))
+    assert "convert(model, 'qat_litert'), and train for it" in " ".join(str(noisy).split())
     fused = Int8Layer("a", -1.0, 1.0, 40.0)
     assert not fused.clipped and fused.times_too_wide == 1
 

@@ -1,5 +1,7 @@
 """Training for Keras's int8 and int4 beside the rest of the kit: saved, resumed, undone, stable, lean, with LoRA."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -113,8 +115,10 @@ def test_steps_that_are_looked_into_are_the_quantized_ones():
     model = prepared()
     assert keras_mp.numerics.find_nonfinite(model, (x, y)) is None
     trained = predicted(model, x)
-    keras_mp.audit(model, (x, y))
+    assert not keras_mp.audit(model, (x, y)).quantized
     assert predicted(model, x) == trained
+    said = str(keras_mp.audit(keras_mp.revert(model), (x, y)))
+    assert "int4: quantized at once, the weights of 5 of 5 layers keep less than 30 dB" in " ".join(said.split())
 
 
 def test_select_report_and_refusals():
@@ -123,6 +127,16 @@ def test_select_report_and_refusals():
     assert [layer.name for layer in model.layers if QAT in treatments_of(layer)] == ["split", "inner"]
     parts = {part.layer: part.reason for part in keras_mp.report(model).parts if part.change == "convert"}
     assert parts["inner"] == "it trains for int8" and "int8" not in parts["head"]
+    report = keras_mp.report(model, scaling="qat_int4")
+    parts = {part.layer: part for part in report.parts if part.change == "convert"}
+    assert parts["inner"].done and not parts["inner"].possible and parts["head"].possible
+    assert re.match(r"(1\d|2\d) dB SQNR of its weights after plain int4", parts["head"].reason)
+    assert "keras_mp.convert(model, scaling='qat_int4')" in str(report)
+    parts = keras_mp.report(model, scaling="qat_int8").parts
+    assert not any(part.possible for part in parts if part.change == "convert")
+    assert "Int4QuantizationConfig(block_size=16))" in str(keras_mp.report(model, scaling=config_of("int4", 16)))
+    with pytest.raises(ValueError, match="scaling='qat_litert' must be one of 'qat_int8', 'qat_int4'"):
+        keras_mp.report(model, scaling="qat_litert")
     with pytest.raises(ValueError, match="Did you mean 'qat_int8'"):
         keras_mp.convert(model, "qat_int")
     with pytest.raises(ValueError, match="no layer is chosen"):
