@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from keras_mp.backend.common.lowered import Lowered
 from keras_mp.fp8 import matmul
 from keras_mp.fp8.scaling import get_scalings
+from keras_mp.lowering.lowered import Lowered
 
 
 def kept(scaling) -> tuple[int, int]:

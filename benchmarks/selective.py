@@ -13,6 +13,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from keras_mp import backend
 
+engine = backend.engine_of("keras_mp.fp8")
+
 # Of a block of the kit's Llama: queries, keys and values are one; the last is not needed backward.
 PRODUCTS = 5
 
@@ -24,7 +26,7 @@ NAME = "product in 8 bits"
 @contextmanager
 def every_second_product() -> Iterator[None]:
     """Within it, a recomputed block keeps the result of attention and of every second product, from the first."""
-    checkpoint, scaled_dot = jax.checkpoint, backend.scaled_dot
+    checkpoint, scaled_dot = jax.checkpoint, engine.scaled_dot
 
     def named(*operands: Any, name: str, **options: Any) -> Any:
         result = scaled_dot(*operands, name=name, **options)

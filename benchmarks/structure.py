@@ -27,6 +27,7 @@ LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, toke
 # Sources of Keras whose classes' objects the kit is given.
 # The product that answers without the chip, also by the names that it had; and what stands below it and below the kit.
 PLANNER = ("keras_mp.planner", "keras_mp.xla", "keras_mp.advice")
+BACKENDS = ("tensorflow", "jax")
 GROUND = ("keras_mp.reporting", "keras_mp.system", "keras_mp.precision.chip", "keras_mp.precision.flops")
 OWNERS = "backend/common layers/layer.py layers/core models ops/operation.py optimizers random trainers/trainer.py"
 
@@ -56,12 +57,20 @@ def file_of(root: Path, module: str) -> str:
     return (path := module.replace(".", "/")) + ("/__init__.py" if (root / path).is_dir() else ".py")
 
 
+def engines_of(name: str, module: ast.Module, backend: str) -> list[tuple[str, tuple[str, str]]]:
+    """The names that a module gives to a room's functions for a backend, each with the room and its module of these."""
+    assigned = [node for node in module.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
+    engines = [node for node in assigned if ast.unparse(node.value.func) == "backend.engine_of"]
+    return [(node.targets[0].id, (".".join(name.split(".")[:2]), f"_{backend}")) for node in engines]
+
+
 def graph_of(modules: dict[str, ast.Module]) -> dict[str, set[str]]:
     """Which modules of the library each imports."""
     graph = {}
     for name, module in modules.items():
         nodes = [node for node in ast.walk(module) if isinstance(node, (ast.Import, ast.ImportFrom))]
         pairs = [(getattr(node, "module", alias.name), alias.name) for node in nodes for alias in node.names]
+        pairs += [(of, part) for backend in BACKENDS for _, (of, part) in engines_of(name, module, backend)]
         imported = {f"{of}.{part}" if f"{of}.{part}" in modules else of for of, part in pairs}
         graph[name] = imported & (modules.keys() - {name})
     return graph
@@ -76,37 +85,30 @@ def rooms_of(graph: dict[str, set[str]]) -> dict[str, set[str]]:
     return rooms
 
 
+def reached_from(graph: dict[str, set[str]], start: str) -> set[str]:
+    """What a member of a graph imports, at once or by others."""
+    seen, waiting = set(), [start]
+    while waiting:
+        new = graph[waiting.pop()] - seen
+        seen |= new
+        waiting += new
+    return seen
+
+
 def floors_of(graph: dict[str, set[str]]) -> int:
     """How many members the longest chain of imports has; those that import each other count as one."""
-
-    @cache
-    def reached(start: str) -> frozenset[str]:
-        seen, waiting = set(), [start]
-        while waiting:
-            new = graph[waiting.pop()] - seen
-            seen |= new
-            waiting += new
-        return frozenset(seen)
+    reached = {name: reached_from(graph, name) for name in graph}
 
     @cache
     def height(name: str) -> int:
-        return 1 + max((height(other) for other in reached(name) if name not in reached(other)), default=0)
+        return 1 + max((height(other) for other in reached[name] if name not in reached[other]), default=0)
 
     return max(map(height, graph))
 
 
 def circles_of(graph: dict[str, set[str]]) -> int:
     """How many modules import each other, at once or by others; also for type checkers alone."""
-
-    def reached(start: str) -> set[str]:
-        seen, waiting = set(), [start]
-        while waiting:
-            new = graph[waiting.pop()] - seen
-            seen |= new
-            waiting += new
-        return seen
-
-    return sum(name in reached(name) for name in graph)
+    return sum(name in reached_from(graph, name) for name in graph)
 
 
 def taken_by_planner(modules: dict[str, ast.Module]) -> set[tuple[str, str]]:
@@ -212,6 +214,7 @@ class Code:
             self._class |= {part: cls for cls in defined if isinstance(cls, ast.ClassDef) for part in cls.body}
             imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
             names = [(part.asname or part.name, (node.module, part.name)) for node in imports for part in node.names]
+            names += engines_of(module, tree, BACKENDS[0])
             self._from[module] = {name: source for name, source in reversed(names) if source[0] in self._modules}
 
     def member(self, module: str, name: str) -> tuple[str, ast.AST | None] | None:
@@ -292,7 +295,9 @@ def measures_of(root: Path) -> dict[str, int]:
     importers = Counter(name for others in graph_of(modules | {"keras_mp": package}).values() for name in others)
     once = [name for name in modules if importers[name] == 1 and not file_of(root, name).endswith("__init__.py")]
     rooms, changes = rooms_of(graph_of(modules)), changes_of(root)
+    below = reached_from(graph_of(modules), top) | {top} if (top := "keras_mp.fp8.convert") in modules else set()
     return measures | {
+        "lines under convert, by imports": sum(len((root / file_of(root, n)).read_text().splitlines()) for n in below),
         "rooms: folders, and files on the root": len(rooms),
         "floors: the longest chain of imports, of rooms": floors_of(rooms),
         "modules in a circle of imports": circles_of(graph_of(modules)),

@@ -5,6 +5,8 @@ from contextlib import nullcontext
 from keras_mp import backend
 from keras_mp.lean.gelu import gelu
 
+engine = backend.engine_of("keras_mp.lean")
+
 
 def with_islands(wanted):
     """A scope in which what is traced has islands where it can, or none."""
@@ -13,7 +15,7 @@ def with_islands(wanted):
 
 def step_scope():
     """The scope in which a prepared model traces a step on a batch of known sizes."""
-    return backend.step_scopes(gelu)(())
+    return engine.step_scopes(gelu)(())
 
 
 def jitted(function):

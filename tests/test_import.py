@@ -136,8 +136,8 @@ def test_the_exceptions_of_ruff_are_for_files_that_are_there():
     assert [pattern for pattern in ruff["per-file-ignores"] if not any(ROOT.glob(pattern))] == []
 
 
-# Names for users, and the rooms' own; the programs of processes of their own.
-TWICE = {"chips", "layers", "worker"}
+# Names for users, and the rooms' own; the programs of processes of their own; what a room needs of a backend.
+TWICE = {"_jax", "_tensorflow", "chips", "layers", "worker"}
 
 
 def test_a_file_name_means_one_thing():

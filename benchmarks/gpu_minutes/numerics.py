@@ -20,6 +20,8 @@ from keras_mp.lean.blockwise_attention import attention
 from models.gpt import gpt
 from models.transformer import Size
 
+engine = backend.engine_of("keras_mp.lean")
+
 Row = dict[str, Any]
 PRODUCTS = ("forward, dB", "input gradient, dB", "kernel gradient, dB")
 
@@ -71,7 +73,7 @@ def fused_attention(tiny: bool) -> Iterator[Row]:
         scale = query.shape[-1] ** -0.5
 
         def fused(query, key, value, scale=scale):
-            return backend.fused_attention(query, key, value, None, causal=True, scale=scale)
+            return engine.fused_attention(query, key, value, None, causal=True, scale=scale)
 
         def own(query, key, value):
             unmasked = jnp.ones((1, rows), bool)  # with a mask, the kit takes its own

@@ -29,8 +29,8 @@ import keras
 
 import keras_mp
 from keras_mp.backend.common.device import TracedChip
-from keras_mp.backend.common.lowered import Lowered
 from keras_mp.lowering import lower_step, traced
+from keras_mp.lowering.lowered import Lowered
 from keras_mp.planner.chips.targets import find_target
 from keras_mp.planner.compile.compiler import compile_step
 from keras_mp.planner.read.matmuls import join

@@ -1,4 +1,10 @@
-"""What differs between TensorFlow and JAX, and nothing else: both folders have the same public functions."""
+"""What several rooms need of TensorFlow and JAX, and nothing else: both folders have the same public functions.
+
+A room has functions of its own in its modules `_tensorflow` and `_jax`, of which `engine_of` imports one.
+"""
+
+from importlib import import_module
+from types import ModuleType
 
 import keras
 
@@ -11,3 +17,15 @@ else:
         f"keras_mp runs on the backends 'tensorflow' and 'jax', and Keras runs on {keras.backend.backend()!r} here. "
         "Set the environment variable KERAS_BACKEND to one of the two before Keras is first imported."
     )
+
+
+def engine_of(package: str) -> ModuleType:
+    """Imports the functions of a room for the backend that Keras runs on.
+
+    Args:
+        package: the name of the room, such as "keras_mp.lean".
+
+    Returns:
+        Its module `_tensorflow` or `_jax`.
+    """
+    return import_module(f"{package}._{keras.backend.backend()}")

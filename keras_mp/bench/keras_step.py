@@ -23,6 +23,8 @@ from keras_mp.rebuild import layers_by_path
 from keras_mp.system.packages import installed
 from keras_mp.training.training_recipe import find_recipe
 
+engine = backend.engine_of(__package__)
+
 # The dtype of a chip's peak rate that a precision is held against.
 _PEAK = {
     "float32": ("tfloat32", "float32", "bfloat16"),
@@ -113,7 +115,7 @@ def of_model(model: keras.Model, batch: tuple, precision: str) -> Workload:
         "versions": installed(("keras", "tensorflow", "jax", "numpy")),
     }
     accelerator = device.kind != "cpu"
-    return Workload(backend.timed_steps(model, batch), details, backend.peak_memory_bytes if accelerator else None)
+    return Workload(engine.timed_steps(model, batch), details, backend.peak_memory_bytes if accelerator else None)
 
 
 def check_can_run(precision: str) -> None:

@@ -13,6 +13,8 @@ from keras_mp import backend
 from keras_mp.fp8.scaling import BLOCK_SIZES, Scaling
 from keras_mp.precision.formats import E2M1, E4M3, Format, cast, scale_to
 
+engine = backend.engine_of(__package__)
+
 BIAS, NAN = 127, 255
 """Of E8M0: 2^(bits - 127), and NaN where all bits are 1."""
 
@@ -154,7 +156,7 @@ def quantize_matrix(x: Any, scaling: Scaling, axis: int, bits: Any = None) -> Bl
     values = keras.ops.reshape(values, keras.ops.shape(x))
     if axis == 0:
         # Otherwise XLA's compiler for GPUs, which wants rows in memory, transposes x, in four bytes a number.
-        values, scales = (keras.ops.transpose(backend.row_major(y, ("cuda",))) for y in (values, scales))
+        values, scales = (keras.ops.transpose(engine.row_major(y, ("cuda",))) for y in (values, scales))
     return Blocks(values, scales, factor)
 
 
@@ -272,10 +274,10 @@ def block_dot(left: Blocks, right: Blocks, dtype: str, name: str, apart: bool) -
             for values, scales in (operands[:2], operands[2:])
         )
         one = keras.ops.ones(()) if factor is None else factor
-        return backend.scaled_dot(x, w, ([1], [1]), one, dtype, precise=True, apart=apart, name=name)
+        return engine.scaled_dot(x, w, ([1], [1]), one, dtype, precise=True, apart=apart, name=name)
 
     operands = left.values, left.scales, right.values, right.scales
-    return backend.block_scaled_dot(*operands, factor, dtype, name=name, emulate=emulate)
+    return engine.block_scaled_dot(*operands, factor, dtype, name=name, emulate=emulate)
 
 
 # A tensor as a matrix, one of whose axes a product sums over.

@@ -26,6 +26,8 @@ from keras_mp.fp8.scaling import PRODUCTS, ROLES, Pair, Scaling, Scalings, get_s
 from keras_mp.precision.formats import INT8
 from keras_mp.stability.accumulate import last_axis
 
+engine = backend.engine_of(__package__)
+
 MOST_TERMS = (2**31 - 1) // 127**2
 """So many products of two integers of INT8 are sure to have a sum within INT32."""
 
@@ -280,7 +282,7 @@ def quantized_dot(
 
     def multiply(factor: Any, dtype: str) -> Any:
         lists = list(axes[0]), list(axes[1])
-        return backend.scaled_dot(
+        return engine.scaled_dot(
             left.values, right.values, lists, factor, dtype, precise=precise, apart=apart, name=name
         )
 
@@ -312,7 +314,7 @@ def _summed_last(equation: str, left: Quantized) -> tuple[str, Quantized]:
     if order == list(range(len(labels))):
         return equation, left
     scale = left.scale if len(left.scale.shape) == 0 else keras.ops.transpose(left.scale, order)
-    values = backend.row_major(keras.ops.transpose(backend.row_major(left.values), order))
+    values = engine.row_major(keras.ops.transpose(engine.row_major(left.values), order))
     return f"{''.join(labels[axis] for axis in order)},{rest}", Quantized(values, scale)
 
 
@@ -358,7 +360,7 @@ def first_order(gradients: Sequence[Any], upstream: Any, kept: Sequence[Any], pa
     Raises:
         NotImplementedError: for second derivatives, and in forward mode.
     """
-    return backend.refuse_derivatives(_message(path), gradients, [upstream, *kept])
+    return engine.refuse_derivatives(_message(path), gradients, [upstream, *kept])
 
 
 def first_order_operands(operands: Sequence[Any], path: str) -> list[Any]:
@@ -368,7 +370,7 @@ def first_order_operands(operands: Sequence[Any], path: str) -> list[Any]:
     """
     if backend.in_forward_mode(operands):
         raise NotImplementedError(_message(path))
-    return backend.refuse_derivatives(_message(path), operands, [])
+    return engine.refuse_derivatives(_message(path), operands, [])
 
 
 def _message(path: str) -> str:

@@ -15,6 +15,8 @@ from keras_mp.stability.accumulate import MASKED_SCORE, product_float32
 from keras_mp.system.one_of import one_of
 from keras_mp.system.whole_number import whole_number
 
+engine = backend.engine_of(__package__)
+
 # Rows of queries that are attended to at once: at least as many, so that matrix units are kept busy.
 BLOCK = 128
 # Blocks of one call: more only make the program longer.
@@ -89,7 +91,7 @@ def attention(
         mask = keras.ops.expand_dims(mask, (1, 2) if len(mask.shape) == 2 else 1)
     if not dropout:
         mean = unseen == "mean"
-        fused = backend.fused_attention(query, key, value, mask, causal=causal, scale=scale, mean_of_unseen=mean)
+        fused = engine.fused_attention(query, key, value, mask, causal=causal, scale=scale, mean_of_unseen=mean)
         if fused is not None:
             return fused
     if mask is not None and causal and unseen == "mean":
@@ -102,7 +104,7 @@ def attention(
     dtype = keras.backend.standardize_dtype(query.dtype)
     # With no other block to add, what it sums is rounded next.
     alone = len(blocks) == 1 and None not in (query.shape[1], key.shape[1])
-    over_rows = backend.product_over_rows(_over_rows) if alone else _over_rows
+    over_rows = engine.product_over_rows(_over_rows) if alone else _over_rows
     sizes = _Sizes(query.shape[2], key.shape[2], key.shape[1], scale, dtype, unseen == "mean", dropout, over_rows)
     masks = [] if mask is None else [mask]
 
@@ -112,7 +114,7 @@ def attention(
         mask, seeds = (others[0] if masks else None), list(others[len(masks) :])
         scope = backend.gradient_scope()
         if mask is not None and len(blocks) > 1:
-            mask = backend.computed_once(mask)
+            mask = engine.computed_once(mask)
         operands = [_by_head(query, sizes.key_heads), _by_key_head(key), _by_key_head(value)]
         output = _forward(operands, mask, seeds, blocks, sizes)
 
@@ -178,7 +180,7 @@ class _Rows(NamedTuple):
 def _blocks(rows: int | None, columns: int | None, causal: bool, block: int | None) -> list[_Rows]:
     if rows is None or columns is None:
         return [_Rows(0, None, None, 0 if causal else -1)]
-    block = block or backend.rows_at_once(rows, max(BLOCK, -(-rows // BLOCKS)), causal=causal)
+    block = block or engine.rows_at_once(rows, max(BLOCK, -(-rows // BLOCKS)), causal=causal)
     blocks = []
     for start in range(0, rows, block):
         stop = min(start + block, rows)
@@ -329,18 +331,18 @@ def _probabilities(scores: Any, mask: Any, first: int, sizes: _Sizes) -> Any:
     return keras.ops.where(_seen(keras.ops.shape(probabilities), mask, first), probabilities, 0.0)
 
 
-@backend.fused
+@engine.fused
 def _masked(scores: Any, mask: Any, first: int, scale: float) -> Any:
     seen = _seen(keras.ops.shape(scores), mask, first)
     return scores * scale if seen is None else keras.ops.where(seen, scores * scale, MASKED_SCORE)
 
 
-@backend.fused
+@engine.fused
 def _to_scores(probabilities: Any, to_probabilities: Any, means: Any, scale: float, dtype: str) -> Any:
     return keras.ops.cast(probabilities * (to_probabilities - means) * scale, dtype)
 
 
-@backend.fused
+@engine.fused
 def _row_products(left: Any, right: Any) -> Any:
     wide = keras.ops.cast(left, "float32") * keras.ops.cast(right, "float32")
     return keras.ops.sum(wide, axis=-1, keepdims=True)
@@ -398,7 +400,7 @@ def keys_of(seed: Any, shape: tuple[Any, ...]) -> list[Any]:
     return [mixed(rows ^ first), mixed(rows ^ second)]
 
 
-@backend.fused
+@engine.fused
 def kept(first: Any, second: Any, columns: Any, rate: float) -> Any:
     """Draws which entries of rows are kept.
 

@@ -13,8 +13,8 @@ import keras
 import numpy as np
 
 from keras_mp import backend
+from keras_mp.backend.common.calls import call_scope
 from keras_mp.backend.common.keras_private import AutocastScope, get_keras_mask
-from keras_mp.backend.common.lowered import call_scope
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.lean.chunked_loss import ChunkedCrossEntropy, measure, measures
 from keras_mp.lean.cross_entropy import chunks_save_memory

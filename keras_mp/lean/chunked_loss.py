@@ -17,6 +17,8 @@ from keras_mp.lean.cross_entropy import Rows, chunked_cross_entropy
 from keras_mp.rebuild.walk import Config
 from keras_mp.system.whole_number import whole_number
 
+engine = backend.engine_of(__package__)
+
 
 @keras.saving.register_keras_serializable("keras_mp")
 class ChunkedCrossEntropy(keras.losses.Loss):
@@ -67,7 +69,7 @@ class ChunkedCrossEntropy(keras.losses.Loss):
         one_hot = keras.ops.arange(logits.shape[-1], dtype="int32") == keras.ops.expand_dims(targets, -1)
         at_target = keras.ops.sum(keras.ops.where(one_hot, logits, 0.0), axis=-1)
         losses = log_sum - at_target
-        outside = backend.loss_outside(keras.ops.where(weights == 0, 0, targets), logits.shape[-1])
+        outside = engine.loss_outside(keras.ops.where(weights == 0, 0, targets), logits.shape[-1])
         losses = keras.ops.where(keras.ops.any(one_hot, axis=-1), losses, outside)
         return self._reduced(keras.ops.sum(keras.ops.where(weights == 0, 0.0, losses * weights)), divisor)
 
@@ -121,7 +123,7 @@ class ChunkedCrossEntropy(keras.losses.Loss):
         if self.reduction != "sum":
             # Rows that do not count may be more on one replica than on another.
             if weights is not counts or mask is not None or self.ignore_class is not None:
-                divisor = backend.global_mean(divisor)
+                divisor = engine.global_mean(divisor)
             divisor = keras.ops.where(divisor == 0, 1.0, divisor)  # the sum is 0 as well
         return targets, weights, divisor
 

@@ -11,6 +11,8 @@ from keras_mp import backend
 from keras_mp.stability.accumulate import product_float32
 from keras_mp.system.whole_number import whole_number
 
+engine = backend.engine_of(__package__)
+
 # Logits of one chunk: 256 MiB in float32.
 CHUNK = 2**26
 # A float16 gradient of a logit is kept this many times as large while it is multiplied: the probability of one word
@@ -79,11 +81,11 @@ def chunked_cross_entropy(
     def total(features: Any, kernel: Any, targets: Any, weights: Any, *bias: Any) -> Any:
         largest = keras.ops.max(keras.ops.abs(weights), initial=0.0)
         largest = keras.ops.where(largest == 0, 1.0, largest)
-        outside = backend.loss_outside(keras.ops.where(weights == 0, 0, targets), vocabulary)
+        outside = engine.loss_outside(keras.ops.where(weights == 0, 0, targets), vocabulary)
         zeros = [keras.ops.zeros((), "float32")]
         if gradient:
             # Apart from all other zeros of these shapes: XLA would keep those from here to where they are added.
-            zero = backend.unmerged(zeros[0])
+            zero = engine.unmerged(zeros[0])
             zeros += [keras.ops.broadcast_to(zero, shape) for shape in (kernel.shape, (vocabulary,))]
 
         def computed(rows: int | None, features: Any, kernel: Any, *bias: Any) -> tuple[list[Any], list[Any]]:
@@ -111,7 +113,7 @@ def chunked_cross_entropy(
                 return (*map(keras.ops.zeros_like, like[:2]), None, None, *map(keras.ops.zeros_like, bias))
             upstream = keras.ops.cast(upstream, "float32")
             own = gradients(sums, results[-1], upstream)
-            own = backend.with_derivatives_of(gradients_at_once, own, [upstream, *like])
+            own = engine.with_derivatives_of(gradients_at_once, own, [upstream, *like])
             return (*own[:2], None, None, *own[2:])
 
         return (sums[0], *of_rows) if with_rows else sums[0], backward
@@ -246,11 +248,11 @@ def _over_chunks(
     missing = chunks * size - count
     padded = [keras.ops.pad(x, [(0, missing)] + [(0, 0)] * (len(x.shape) - 1)) for x in slices]
     cut = [keras.ops.reshape(x, (chunks, size, *x.shape[1:])) for x in padded]
-    carry, stacked = backend.scan(step, carry, cut, results)
+    carry, stacked = engine.scan(step, carry, cut, results)
     return carry, [keras.ops.reshape(x, (-1, *x.shape[2:]))[:count] for x in stacked]
 
 
-@backend.fused
+@engine.fused
 def _loss(
     logits: Any,
     targets: Any,

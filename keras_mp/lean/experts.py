@@ -11,6 +11,8 @@ from keras import ops
 from keras_mp import backend
 from keras_mp.rebuild.quantized_banks import Quantized
 
+engine = backend.engine_of(__package__)
+
 # Rows of one product are a multiple of this, for the matrix units of all chips.
 MULTIPLE = 16
 
@@ -93,7 +95,7 @@ def chosen_experts(
                 own = backend.gradients_of(lambda *moved: routes.at_once(of_first, *moved, *fixed), moved, upstream)
                 own = own if whole else routes.gradients_left(of_one, upstream, moved, fixed, own)
                 own = [ops.cast(gradient, value.dtype) for gradient, value in zip(own, values, strict=False)]
-                own = backend.with_derivatives_of(gradients_at_once, own, [upstream, *values[:moving]])
+                own = engine.with_derivatives_of(gradients_at_once, own, [upstream, *values[:moving]])
             return (None, *own, *(None for _ in fixed))
 
         result = routes.at_once(of_one if whole else of_all, *values)
@@ -212,7 +214,7 @@ class _Routes(NamedTuple):
 
         def step(number: Any, choices: Any, there: Any, result: Any) -> Any:
             rows = expert(*self.block(x, weights, banks, number, choices, there))
-            return (backend.add_at(result, choices // self.k, rows),)
+            return (engine.add_at(result, choices // self.k, rows),)
 
         return self.over_blocks(step, [result])[0]
 
@@ -237,8 +239,8 @@ class _Routes(NamedTuple):
             place = ops.reshape(number, (1, 1))
             return (
                 number,
-                backend.add_at(to_x, choices // self.k, _masked(to_rows, there)),
-                backend.add_at(to_weights, choices, _masked(to_scale, there)),
+                engine.add_at(to_x, choices // self.k, _masked(to_rows, there)),
+                engine.add_at(to_weights, choices, _masked(to_scale, there)),
                 *sums,
                 *(
                     ops.scatter_update(to_bank, place, ops.cast(total, to_bank.dtype)[None])

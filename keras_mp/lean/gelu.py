@@ -9,6 +9,8 @@ import keras
 
 from keras_mp import backend
 
+engine = backend.engine_of(__package__)
+
 _SLOPE = math.sqrt(2 / math.pi)
 _HALF_ROOT = math.sqrt(0.5)
 _DENSITY = 1 / math.sqrt(2 * math.pi)
@@ -57,14 +59,14 @@ class Gelu(keras.layers.Layer):
         return input_shape
 
 
-@backend.fused
+@engine.fused
 def _forward(x: Any, approximate: bool) -> Any:
     wide = keras.ops.cast(x, "float32")
     inner = _tanh(wide) if approximate else keras.ops.erf(wide * _HALF_ROOT)
     return keras.ops.cast(0.5 * wide * (1.0 + inner), x.dtype)
 
 
-@backend.fused
+@engine.fused
 def _backward(x: Any, upstream: Any, approximate: bool) -> Any:
     # Without the barrier the compiler takes the tanh of the forward pass, and keeps it until here.
     (again,) = backend.barrier([x], [upstream])

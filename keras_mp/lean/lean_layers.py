@@ -16,6 +16,8 @@ from keras_mp.stability.float32_layers import activation_of
 from keras_mp.stability.quantized_product import called, group_count, keeps_float_inputs
 from keras_mp.system.packages import package_of
 
+engine = backend.engine_of(__package__)
+
 # Attention layers of Keras and KerasHub that attend as `keras_mp.lean.attention` does while they train.
 
 
@@ -46,7 +48,7 @@ class LeanAttention:
         call = self._attention_call(query, *args, **kwargs)
         if call is not None:
             mask, known = _by_query(call.mask)
-            if known and not (call.kernel and backend.keras_has_kernel(query, key, value)):
+            if known and not (call.kernel and engine.keras_has_kernel(query, key, value)):
                 return self._attention_result(_attend(query, key, value, mask, call))
         return super()._compute_attention(query, key, value, *args, **kwargs)  # type: ignore[misc]
 

@@ -23,6 +23,8 @@ from keras_mp.backend.common.keras_private import (
 from keras_mp.lean.training_step import may_be_differentiated
 from keras_mp.rebuild import layers_below
 
+engine = backend.engine_of(__package__)
+
 _CALL_CONTEXT = "current_call_ctx"
 
 
@@ -161,7 +163,7 @@ def recomputed_call(
         call = _PureCall(function, layers, tuple(variables), arguments, scopes)
         inputs = [scopes.value_of(variable) for variable in variables] + arguments.tensors()
         try:
-            outputs = backend.recompute(call)(*map(backend.as_tensor, inputs))
+            outputs = engine.recompute(call)(*map(backend.as_tensor, inputs))
         except _UnknownVariables as unknown:
             # What is computed from a variable that is no argument would be no part of the gradient, or not be the same
             # again. Nothing has been assigned: begin anew with them as arguments.

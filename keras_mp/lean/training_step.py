@@ -14,6 +14,8 @@ from keras_mp.rebuild.notes import Notes, notes_of
 from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.treatment.treated import Treatment, register_treatments
 
+engine = backend.engine_of(__package__)
+
 STEP = "lean step"
 _IN_STEP: ContextVar[bool] = ContextVar("in_step", default=False)
 
@@ -71,15 +73,15 @@ class StepOnACPU:
             return super().train_step(*arguments)  # type: ignore[misc]
 
     def make_train_function(self, *arguments: Any, **named: Any) -> Any:
-        with backend.steps_compiled_with(compiler_options(self)):
+        with engine.steps_compiled_with(compiler_options(self)):
             return super().make_train_function(*arguments, **named)  # type: ignore[misc]
 
     def make_test_function(self, *arguments: Any, **named: Any) -> Any:
-        with backend.steps_compiled_with(compiler_options(self)):
+        with engine.steps_compiled_with(compiler_options(self)):
             return super().make_test_function(*arguments, **named)  # type: ignore[misc]
 
     def make_predict_function(self, *arguments: Any, **named: Any) -> Any:
-        with backend.steps_compiled_with(compiler_options(self)):
+        with engine.steps_compiled_with(compiler_options(self)):
             return super().make_predict_function(*arguments, **named)  # type: ignore[misc]
 
 
@@ -92,7 +94,7 @@ def compiler_options(model: Any) -> Mapping[str, Any]:
 
 
 def _keep_scopes(model: Any) -> None:
-    _notes(model).kept[STEP_ON_A_CPU] = backend.step_scopes(gelu)
+    _notes(model).kept[STEP_ON_A_CPU] = engine.step_scopes(gelu)
 
 
 def _notes(model: Any) -> Notes:

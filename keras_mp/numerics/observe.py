@@ -13,9 +13,11 @@ from keras import ops
 
 from keras_mp import backend
 from keras_mp.backend.common.calls import wrapped_methods
-from keras_mp.backend.common.nonfinite_origin import Frame, Tap
+from keras_mp.numerics.nonfinite_origin import Frame, Tap
 from keras_mp.numerics.plain_step import explained, loss_of
 from keras_mp.rebuild import children_of, layers_by_path, operations_of
+
+engine = backend.engine_of(__package__)
 
 
 @dataclass
@@ -195,7 +197,7 @@ class ObservedStep:
         self.model, self._finish, self._tap_inputs = model, finish, tap_inputs
         self.record = Record()
         self._records: list[Record] = []
-        self._step = backend.observed_step(model, self._forward, self._end)
+        self._step = engine.observed_step(model, self._forward, self._end)
 
     def __call__(self, batch: tuple, scale: float = 1.0) -> Any:
         """Runs the step.
@@ -209,7 +211,7 @@ class ObservedStep:
         given = tuple(part for part in batch if part is not None)
         try:
             place, result = self._step((given, np.float32(scale)))
-        except backend.step_errors() as error:
+        except engine.step_errors() as error:
             raise explained(self.model, batch, error) from error
         self.record = self._records[int(place)]
         return keras.tree.map_structure(_numpy, result)
@@ -226,7 +228,7 @@ class ObservedStep:
         """
         given, record = tuple(part for part in batch if part is not None), self.record
         try:
-            return backend.nonfinite_operation(self.model, self._forward, (given, np.float32(scale)), place + 1)
+            return engine.nonfinite_operation(self.model, self._forward, (given, np.float32(scale)), place + 1)
         finally:
             self.record = record  # and not this trace's, whose tensors are live
 

@@ -14,11 +14,13 @@ import numpy as np
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.backend.common.nonfinite_origin import Frame
 from keras_mp.conversion.to_float32 import computes_in_float32, in_float32
+from keras_mp.numerics.nonfinite_origin import Frame
 from keras_mp.rebuild.walk import compute_dtypes
 from keras_mp.reporting.text import error_line
 from keras_mp.stability.sensitive import sensitive_layers
+
+engine = backend.engine_of(__package__)
 
 
 def loss_of(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> Any:
@@ -65,10 +67,10 @@ def _error_of(model: keras.Model, batch: tuple) -> Exception | None:
         x, y, sample_weight = (*structure[0], None, None)[:3]
         return loss_of(model, x, y, sample_weight) * structure[1], []
 
-    step = backend.observed_step(model, forward, lambda loss, kept, gradients, tapped: (loss, gradients))
+    step = engine.observed_step(model, forward, lambda loss, kept, gradients, tapped: (loss, gradients))
     try:
         step((tuple(part for part in batch if part is not None), np.float32(1.0)))
-    except backend.step_errors() as error:
+    except engine.step_errors() as error:
         return error
     return None
 

@@ -21,7 +21,7 @@ from keras import ops
 from keras_mp import backend
 from keras_mp.backend.common.calls import wrapped_methods
 from keras_mp.backend.common.keras_private import AutocastScope, get_keras_mask, set_keras_mask
-from keras_mp.backend.common.nonfinite_origin import Tap
+from keras_mp.numerics.nonfinite_origin import Tap
 from keras_mp.numerics.observe import layers_and_operations
 from keras_mp.numerics.plain_step import loss_of
 from keras_mp.numerics.verdict import PASSING
@@ -31,6 +31,8 @@ from keras_mp.rebuild.notes import notes_of, original_class
 from keras_mp.rebuild.quantized_policies import policy_of, with_source
 from keras_mp.reporting.text import error_line
 from keras_mp.system.packages import LIBRARIES, package_of
+
+engine = backend.engine_of(__package__)
 
 PRECISIONS = ("float16", "bfloat16")
 # A sum of what comes in may be the difference of large numbers.
@@ -76,7 +78,7 @@ def responses(model: keras.Model, batch: tuple, kept: set[int]) -> Responses:
     """
     try:
         return _measured(model, batch, kept, own_code=True)
-    except backend.step_errors() as error:
+    except engine.step_errors() as error:
         # Its code has an operation that this backend does not have in 16 bits, which shows as the step runs.
         reason = error_line(error)
         own: Responses = {
@@ -97,7 +99,7 @@ def _measured(model: keras.Model, batch: tuple, kept: set[int], *, own_code: boo
             loss_of(model, x, y, sample_weight)
         return ops.zeros(()), [ops.stack([ops.zeros(()), *runs[-1].errors])]
 
-    step = backend.observed_step(model, forward, lambda loss, errors, gradients, tapped: errors)
+    step = engine.observed_step(model, forward, lambda loss, errors, gradients, tapped: errors)
     (errors,) = step((tuple(part for part in batch if part is not None), np.float32(1.0)))
     measured: Responses = {}
     for (path, precision), error in zip(runs[-1].names, np.asarray(errors)[1:].tolist(), strict=True):

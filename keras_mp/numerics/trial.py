@@ -23,6 +23,8 @@ from keras_mp.rebuild.quantized_policies import policy_of, with_source
 from keras_mp.system.packages import package_of
 from keras_mp.training.revert import revert
 
+engine = backend.engine_of(__package__)
+
 # A weight whose gradient is a smaller part of the whole is not missed where it vanishes: it may be rounding itself.
 _NEGLIGIBLE = 1e-6
 
@@ -191,13 +193,13 @@ def _gradient_step(model: keras.Model) -> Callable[[tuple, float], tuple[float, 
         zeros = [keras.ops.zeros(shape) for shape in shapes]
         return kept[0], [zero if g is None else g for g, zero in zip(gradients, zeros, strict=True)]
 
-    step = backend.observed_step(model, forward, finish)
+    step = engine.observed_step(model, forward, finish)
 
     def run(batch: tuple, scale: float) -> tuple[float, list[np.ndarray]]:
         given = tuple(part for part in batch if part is not None)
         try:
             loss, gradients = step((given, np.float32(scale)))
-        except backend.step_errors() as error:
+        except engine.step_errors() as error:
             mixing = _mixing(model, failed)
             if mixing is not None:
                 raise CannotMixError(class_name(mixing)) from error

@@ -4,7 +4,6 @@ import ast
 import os
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import keras
@@ -17,26 +16,42 @@ from keras_mp.system.host import cpu_name, peak_process_bytes
 pytestmark = pytest.mark.jax
 
 
-def functions_of(name):
-    """The functions that a backend offers, with the names of their arguments, read without importing the backend."""
-    folder = Path(backend.__file__).with_name(name)
-    imports = [
-        node for node in ast.parse((folder / "__init__.py").read_text()).body if isinstance(node, ast.ImportFrom)
-    ]
-    offered = {alias.name for node in imports for alias in node.names}
-    functions = {
-        node.name: [argument.arg for argument in node.args.args]
-        for file in folder.rglob("*.py")
-        for node in ast.parse(file.read_text()).body
-        if isinstance(node, ast.FunctionDef)
-    }
-    return {name: functions.get(name) for name in offered}
+PACKAGE = Path(backend.__file__).parents[1]
+TREES = {file: ast.parse(file.read_text()) for file in PACKAGE.rglob("*.py")}
+ROOMS = [file.parent for file in TREES if file.name == "_jax.py"]
+IMPORTS = {file: [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)] for file, tree in TREES.items()}
+
+
+def offered(file):
+    """What a module offers, read without importing it: functions with the names of their arguments, and constants."""
+    names = {}
+    for node in IMPORTS[file]:
+        source = PACKAGE.parent / f"{node.module.replace('.', '/')}.py"
+        source = source if source.exists() else source.with_suffix("") / "__init__.py"
+        shown = [alias.name for alias in node.names if file.name == "__init__.py" or alias.asname == alias.name]
+        names |= {name: offered(source)[name] for name in shown}
+    for node in TREES[file].body:
+        names |= {target.id: None for target in getattr(node, "targets", []) if isinstance(target, ast.Name)}
+        if isinstance(node, ast.FunctionDef):
+            names[node.name] = [argument.arg for argument in node.args.args]
+    return {name: arguments for name, arguments in names.items() if not name.startswith("_")}
 
 
 def test_both_backends_offer_the_same_functions():
-    tensorflow, jax = functions_of("tensorflow"), functions_of("jax")
-    assert tensorflow == jax and len(tensorflow) > 40
+    tensorflow, jax = (offered(PACKAGE / "backend" / name / "__init__.py") for name in ("tensorflow", "jax"))
+    assert tensorflow == jax and len(tensorflow) > 10
     assert all(hasattr(backend, name) for name in tensorflow)
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_both_backends_offer_the_same_functions_to_a_room(room):
+    tensorflow, jax = (offered(room / f"_{name}.py") for name in ("tensorflow", "jax"))
+    nodes = [node for file, tree in TREES.items() if file.parent == room for node in ast.walk(tree)]
+    taken = {node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "engine"}
+    assert taken and {name: tensorflow[name] for name in taken} == {name: jax[name] for name in taken}
+    # What one of them has alone, others of that backend import.
+    imported = {alias.name for file in TREES if file.name[0] == "_" for n in IMPORTS[file] for alias in n.names}
+    assert {name for name in tensorflow.keys() ^ jax.keys() if name.islower()} <= imported
 
 
 def test_local_devices_end_with_the_cpu():
@@ -48,10 +63,6 @@ def test_peak_memory_of_a_cpu_is_that_of_the_process():
     if backend.local_devices()[0].kind != "cpu":
         pytest.skip("an accelerator is attached: the number is its own")
     assert backend.peak_memory_bytes() == pytest.approx(peak_process_bytes(), rel=0.05)
-
-
-def test_version():
-    assert backend.version() == metadata.version(keras.backend.backend())
 
 
 def test_importing_it_imports_the_running_backend_only():

@@ -14,7 +14,7 @@ if keras.backend.backend() != "tensorflow":
 import tensorflow as tf
 
 from keras_mp.backend.tensorflow.islands import programs
-from keras_mp.backend.tensorflow.islands import step as module
+from keras_mp.lean import _tensorflow_step as module
 
 
 def network():

@@ -15,7 +15,7 @@ if keras.backend.backend() != "tensorflow":
 
 import tensorflow as tf
 
-from keras_mp.backend.tensorflow.islands import product_gradients
+from keras_mp.lean import _tensorflow_step
 
 # (batch, height, width, channels, filters), (kernel), (strides)
 CASES = [
@@ -130,7 +130,7 @@ def test_what_is_not_faster_stays_as_it_is(sizes, size, steps, dtype):
 
 def test_a_grouped_convolution_stays_as_it_is():
     x, kernel = tf.zeros((2, 4, 4, 512), tf.bfloat16), tf.zeros((3, 3, 256, 8), tf.bfloat16)
-    assert not product_gradients._is_faster(x, kernel, (1, 1))
+    assert not _tensorflow_step._is_faster(x, kernel, (1, 1))
 
 
 def test_a_prepared_model_trains_as_without():

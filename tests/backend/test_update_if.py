@@ -11,6 +11,8 @@ import keras_mp
 from keras_mp import backend
 from keras_mp.backend.common.device import TracedChip
 
+engine = backend.engine_of("keras_mp.lowering")
+
 pytestmark = [pytest.mark.slow, pytest.mark.jax]
 OPTIMIZERS = {
     "clip, decay": dict(global_clipnorm=0.5, weight_decay=0.1),
@@ -57,7 +59,7 @@ def count(operations, model, platform):
     from keras_mp.planner.read.program import read_module
 
     batch = (keras.KerasTensor((8, 4), "float32"), keras.KerasTensor((8, 1), "float32"))
-    module = read_module(backend.lower(model, batch, {"": model}, chip=TracedChip(platform)).module)
+    module = read_module(engine.lower(model, batch, {"": model}, chip=TracedChip(platform)).module)
     return len(re.findall(rf"stablehlo\.(?:{operations})\b", str(module)))
 
 

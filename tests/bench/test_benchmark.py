@@ -19,6 +19,8 @@ from keras_mp.precision import hardware
 from keras_mp.precision.hardware import Device, Support
 from tests.reporting.drawn import figure_of
 
+engine = backend.engine_of("keras_mp.bench")
+
 X = np.random.default_rng(0).normal(size=(4, 8)).astype("float32")
 Y = np.array([0, 1, 2, 0])
 
@@ -67,7 +69,7 @@ def test_steps_are_those_of_fit():
     traced = []
     original = model.compute_loss
     model.compute_loss = lambda *args, **kwargs: traced.append(1) or original(*args, **kwargs)
-    run = backend.timed_steps(model, (X, Y, np.ones(4, "float32")))
+    run = engine.timed_steps(model, (X, Y, np.ones(4, "float32")))
     first = run(1)
     compiled = len(traced)
     several = run(50)

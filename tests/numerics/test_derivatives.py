@@ -98,9 +98,9 @@ KINDS = {
         ("lean/cross_entropy.py",), lambda *a: our_loss(*a, rows=None), plain_loss, ((7, 4), (4, 11), (11,))
     ),
     "cross-entropy in chunks": Kind(("lean/cross_entropy.py",), our_loss, plain_loss, ((7, 4), (4, 11), (11,))),
-    "remat": Kind((f"backend/{BACKEND}/transforms.py",), keras_mp.lean.remat(block), block, ((3, 4), (4, 5))),
+    "remat": Kind((f"lean/_{BACKEND}.py",), keras_mp.lean.remat(block), block, ((3, 4), (4, 5))),
     "remat of gelu": Kind(
-        (f"backend/{BACKEND}/transforms.py", "lean/gelu.py"),
+        (f"lean/_{BACKEND}.py", "lean/gelu.py"),
         keras_mp.lean.remat(lambda x, kernel: gelu(ops.matmul(x, kernel))),
         lambda x, kernel: ops.gelu(ops.matmul(x, kernel), approximate=True),
         ((3, 4), (4, 5)),
@@ -117,12 +117,13 @@ ELSEWHERE = {
     "stability/quantized_product.py": "test_logits_of_quantized_inputs",
     "qat/keras_modes.py": "straight through a rounding: by definition, and no derivative of it",
     "backend/tensorflow/islands/programs.py": "test_models",
-    "backend/tensorflow/islands/product_gradients.py": "test_models",
+    "lean/_tensorflow_step.py": "test_models",
+    "lean/_tensorflow.py": "test_function",
+    "fp8/_tensorflow.py": "test_eight_bits_name_the_layer_and_the_way_out",
     "backend/tensorflow/gradients.py": "test_function",
     "backend/jax/gradients.py": "test_function",
     "backend/jax/part.py": "of variables, in which a gradient is linear",
     "backend/jax/parallel.py": "of the loss of fit, of which nobody takes a second derivative",
-    "backend/tensorflow/transforms.py": "test_function",
 }
 
 

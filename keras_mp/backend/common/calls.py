@@ -1,10 +1,14 @@
-"""Wraps the methods of live layers for a while."""
+"""Calls of live layers: their methods wrapped for a while, and scopes that stand for a call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
+
+# Makes the name scope of a layer's next call, while a step is lowered.
+scopes: ContextVar[Callable[[Any], AbstractContextManager] | None] = ContextVar("scopes", default=None)
 
 
 @contextmanager
@@ -31,3 +35,13 @@ def wrapped_methods(
             vars(layer).pop(name, None)
             if before is not None:
                 vars(layer)[name] = before
+
+
+def call_scope(layer: Any) -> AbstractContextManager:
+    """A scope within which operations count as a call of a layer, for code that computes what the layer would.
+
+    Args:
+        layer: the layer; where no step is lowered that has it, the scope does nothing.
+    """
+    scope = scopes.get()
+    return nullcontext() if scope is None else scope(layer)

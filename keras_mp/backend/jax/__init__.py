@@ -1,43 +1,25 @@
 """JAX: the functions of `keras_mp.backend`."""
 
 from keras_mp.backend.jax.attention import attention_as_asked, trace_call
-from keras_mp.backend.jax.devices import local_devices, peak_memory_bytes, traced_chip, traced_for, version
+from keras_mp.backend.jax.devices import bfloat16_options, local_devices, peak_memory_bytes, traced_chip, traced_for
 from keras_mp.backend.jax.gradients import (
     ACCUMULATING_COPIES,
     HAS_SPARSE_GRADIENTS,
-    add_at,
     custom_gradient,
     dense,
     gradients_of,
     in_forward_mode,
-    linear_gradient,
     map_values,
-    refuse_derivatives,
     sparse_gradients,
     sum_repeated_rows,
     values_of,
-    with_derivatives_of,
 )
 from keras_mp.backend.jax.host_memory import check_host_memory, fetched, fetches_early, keep_on_host, stored
-from keras_mp.backend.jax.islands import (
-    bfloat16_options,
-    computed_once,
-    fused,
-    normalize_rows,
-    product_over_rows,
-    rows_at_once,
-    step_scopes,
-    steps_compiled_with,
-    update_in_one_program,
-    without_islands,
-)
-from keras_mp.backend.jax.lower import lower
-from keras_mp.backend.jax.nonfinite_operation import nonfinite_operation
+from keras_mp.backend.jax.islands import normalize_rows, update_in_one_program, without_islands
 from keras_mp.backend.jax.parallel import (
     HOW_TO_HAVE_MORE_DEVICES,
     any_replica,
     can_jit,
-    global_mean,
     is_on_one_device,
     is_spread,
     max_over_replicas,
@@ -49,27 +31,9 @@ from keras_mp.backend.jax.parallel import (
     sum_over_replicas,
     tpu_coordinates,
 )
-from keras_mp.backend.jax.products import (
-    einsum_float32,
-    full_float32,
-    fused_attention,
-    fused_attention_in_float32,
-    keras_has_kernel,
-)
-from keras_mp.backend.jax.scaled_dot import as_float4, block_scaled_dot, scaled_dot
-from keras_mp.backend.jax.steps import observed_step, step_errors, timed_steps
-from keras_mp.backend.jax.tensors import as_keras_variable, as_tensor, bitcast, is_variable, loss_outside, places
-from keras_mp.backend.jax.transforms import (
-    barrier,
-    gradient_scope,
-    lookups_wait,
-    no_allocation,
-    normalize_batch,
-    recompute,
-    row_major,
-    scan,
-    unmerged,
-)
+from keras_mp.backend.jax.products import einsum_float32, full_float32, fused_attention_in_float32
+from keras_mp.backend.jax.tensors import as_float4, as_keras_variable, as_tensor, bitcast, is_variable, places
+from keras_mp.backend.jax.transforms import barrier, gradient_scope, lookups_wait, no_allocation, normalize_batch
 from keras_mp.backend.jax.update import all_finite, atomic_step, conditional, is_concrete, overwrite, update_if
 from keras_mp.backend.jax.workers import (
     ENGINE_ERRORS,

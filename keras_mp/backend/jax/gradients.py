@@ -53,16 +53,16 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
             leaves, gradient, arguments, [not isinstance(x, SymbolicZero) for x in tangents], tangents
         )
         # The derivatives of the next order are again those of the function, and not of the operations in it.
-        leaves = _as_result.bind(*map(jax.lax.stop_gradient, leaves), *arguments, function=function, count=len(leaves))
+        leaves = as_result.bind(*map(jax.lax.stop_gradient, leaves), *arguments, function=function, count=len(leaves))
         return tuple(jax.tree.unflatten(structure, x) for x in (leaves, of_leaves))
 
     def on_arrays(*arguments: Any) -> Any:
-        return call(*_varying_alike([jnp.asarray(argument) for argument in arguments]))
+        return call(*varying_alike([jnp.asarray(argument) for argument in arguments]))
 
     return on_arrays
 
 
-def _varying_alike(arrays: Sequence[Any]) -> list[Any]:
+def varying_alike(arrays: Sequence[Any]) -> list[Any]:
     """Arrays that differ along the same axes of a mesh: within `jax.shard_map` JAX keeps account of it."""
     return [varying_as(x, arrays) for x in arrays]
 
@@ -103,8 +103,8 @@ def _tangents(
 
 
 # The first `count` operands, which are what the function makes of the others.
-_as_result = Primitive("keras_mp_result")
-_as_result.multiple_results = True
+as_result = Primitive("keras_mp_result")
+as_result.multiple_results = True
 
 
 def _first(*operands: Any, function: Callable[..., Any], count: int) -> list[Any]:
@@ -115,9 +115,9 @@ def _result_differentiated(primals: Any, tangents: Any, *, function: Callable[..
     arguments = primals[count:]
     results, gradient = function(*arguments)
     moving = [not isinstance(tangent, ad.Zero) for tangent in tangents[count:]]
-    own = _as_result.bind(*primals, function=function, count=count)
+    own = as_result.bind(*primals, function=function, count=count)
     if not any(moving):
-        return own, [_no_tangent(x) for x in own]
+        return own, [ad.Zero.from_primal_value(x) for x in own]  # type: ignore[attr-defined]  # it has no types
     return own, _tangents(jax.tree.leaves(results), gradient, arguments, moving, tangents[count:])
 
 
@@ -131,11 +131,7 @@ def _result_batched(operands: Any, axes: Any, *, function: Callable[..., Any], c
         structure = jax.tree.structure(results)
         return results, lambda *upstream: pull_back(jax.tree.unflatten(structure, upstream))
 
-    return _as_result.bind(*results, *operands[count:], function=batched, count=count), [0] * count
-
-
-def _no_tangent(x: Any) -> Any:
-    return ad.Zero.from_primal_value(x)  # type: ignore[attr-defined]  # it has no types
+    return as_result.bind(*results, *operands[count:], function=batched, count=count), [0] * count
 
 
 def _batch_size(operands: Any, axes: Any) -> int:
@@ -146,11 +142,11 @@ def _in_front(x: Any, axis: int | None, size: int) -> Any:
     return jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
 
 
-_as_result.def_impl(_first)
-_as_result.def_abstract_eval(_first)
-mlir.register_lowering(_as_result, mlir.lower_fun(_first, multiple_results=True))
-ad.primitive_jvps[_as_result] = _result_differentiated
-batching.primitive_batchers[_as_result] = _result_batched
+as_result.def_impl(_first)
+as_result.def_abstract_eval(_first)
+mlir.register_lowering(as_result, mlir.lower_fun(_first, multiple_results=True))
+ad.primitive_jvps[as_result] = _result_differentiated
+batching.primitive_batchers[as_result] = _result_batched
 
 
 # Of `count` constants, which the rule closes over, and tangents; to as many as the rule has arguments. The rule is the
@@ -236,90 +232,9 @@ ad.primitive_transposes[_linear] = _linear_transposed
 batching.primitive_batchers[_linear] = _linear_batched
 
 
-def with_derivatives_of(formula: Callable[..., Any], values: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """Returns arrays that have the derivatives of a formula for them.
-
-    Args:
-        formula: a function from the arguments to a sequence of the same arrays; called where they are differentiated.
-        values: arrays.
-        arguments: floats.
-    """
-
-    # As operands also what the formula finds around it: it is called where that is gone.
-    traced = jax.make_jaxpr(lambda *arguments: list(formula(*arguments)))(*arguments)
-
-    def function(*operands: Any) -> Any:
-        def of(*operands: Any) -> Any:
-            return with_constants(traced.jaxpr, operands[: len(traced.consts)])(*operands[len(traced.consts) :])
-
-        results, pull_back = jax.vjp(of, *operands)
-        return results, lambda *upstream: pull_back(list(upstream))
-
-    operands = _varying_alike([*traced.consts, *arguments])
-    return _as_result.bind(*map(jax.lax.stop_gradient, values), *operands, function=function, count=len(values))
-
-
-def refuse_derivatives(message: str, values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """Returns the same arrays; to differentiate them is an error.
-
-    Args:
-        message: the message of the `NotImplementedError`.
-        values: arrays.
-        others: the things that the values are made of, of which one may change where JAX cannot see that a value does.
-    """
-    return _refused.bind(*values, *others, message=message, count=len(values))
-
-
-_refused = Primitive("keras_mp_refused")
-_refused.multiple_results = True
-
-
-def _leave_out_others(*operands: Any, message: str, count: int) -> list[Any]:
-    return list(operands[:count])
-
-
-def _refuse(primals: Any, tangents: Any, *, message: str, count: int) -> Any:
-    if any(not isinstance(tangent, ad.Zero) for tangent in tangents):
-        raise NotImplementedError(message)
-    values = list(primals[:count])
-    return values, [_no_tangent(x) for x in values]
-
-
-def _refused_batched(operands: Any, axes: Any, *, message: str, count: int) -> Any:
-    return _refused.bind(*operands, message=message, count=count), axes[:count]
-
-
-_refused.def_impl(_leave_out_others)
-_refused.def_abstract_eval(_leave_out_others)
-mlir.register_lowering(_refused, mlir.lower_fun(_leave_out_others, multiple_results=True))
-ad.primitive_jvps[_refused] = _refuse
-batching.primitive_batchers[_refused] = _refused_batched
-
-
 def gradients_of(function: Callable[..., Any], arguments: Sequence[Any], upstream: Any) -> list[Any]:
     """Computes the gradients of a function at its arguments, those of `sum(upstream result)`: one for each."""
     return list(jax.vjp(function, *arguments)[1](upstream))
-
-
-def add_at(x: Any, places: Any, rows: Any) -> Any:
-    """Adds rows, which are rounded to x's dtype, to those of x at places; a place may occur more than once."""
-    return x.at[places].add(rows.astype(x.dtype))
-
-
-def linear_gradient(function: Callable[[Any], Any], argument: Any, upstream: Any, *, name: str) -> Any:
-    """Computes the gradient of a linear function.
-
-    Args:
-        function: a function of one tensor.
-        argument: a tensor, of which only shape and dtype are used.
-        upstream: the gradient of the function's result.
-        name: the name of the operations in the compiled program, the last of the scopes, which `/` separates.
-
-    Returns:
-        A tensor of the argument's shape.
-    """
-    with jax.named_scope(name.rpartition("/")[2]):
-        return jax.linear_transpose(function, argument)(upstream)[0]
 
 
 def sum_repeated_rows(gradient: Any) -> Any:

@@ -30,7 +30,7 @@ class _Active(NamedTuple):
 
 
 _active: list[_Active] = []
-_inside: list[dict[int, Part]] = []
+inside: list[dict[int, Part]] = []
 _reading_parts: list[bool] = []
 
 
@@ -78,7 +78,7 @@ def is_on_one_device() -> bool:
     """Whether what is traced now computes on one device: by itself, or as a device's part of a step."""
     distribution = keras.distribution.distribution()
     alone = distribution is None or math.prod(distribution.device_mesh.shape) == 1
-    return bool(_inside) or (alone and not _active)
+    return bool(inside) or (alone and not _active)
 
 
 def tpu_coordinates(names: Sequence[str]) -> tuple[str, list[tuple[int, ...]]] | None:
@@ -94,11 +94,6 @@ def tpu_coordinates(names: Sequence[str]) -> tuple[str, list[tuple[int, ...]]] |
 
 def share_of_batch() -> None:
     """Returns None: on JAX the devices have as many rows each, and a batch that they cannot divide, all of them."""
-
-
-def global_mean(count: Any) -> Any:
-    """The number that a device divides its sum by, for the mean over the global batch: the mean count."""
-    return jax.lax.pmean(count, AXIS) if _inside else count
 
 
 def replica_count() -> int:
@@ -295,7 +290,7 @@ def part_of(variable: Any) -> tuple[Any, Any]:
         This device's part of its value, and how the whole is made of the parts; where there are no parts, the whole and
         None.
     """
-    part = _inside[-1].get(id(variable)) if _inside else None
+    part = inside[-1].get(id(variable)) if inside else None
     if part is None:
         return as_tensor(variable), None
     _reading_parts.append(True)
@@ -364,12 +359,12 @@ def _one_of_several(split: dict[int, Part]) -> Iterator[None]:
         "keras.Variable._maybe_autocast": gathering,
         "keras.StatelessScope.__init__": with_parts,
     }
-    _inside.append(split)
+    inside.append(split)
     try:
         with patched(replacements):
             yield
     finally:
-        _inside.pop()
+        inside.pop()
 
 
 def _own_draw(draw: Callable[..., Any]) -> Callable[..., Any]:

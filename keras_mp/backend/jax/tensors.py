@@ -30,11 +30,6 @@ def bitcast(x: Any, dtype: str) -> Any:
     return jax.lax.bitcast_convert_type(x, dtype)
 
 
-def loss_outside(targets: Any, vocabulary: int) -> float:
-    """The cross-entropy, and each of its gradients, of a target outside a vocabulary: 0, as in Keras's loss."""
-    return 0.0
-
-
 def places(shape: tuple[int, ...], start: Any = 0) -> Any:
     """Numbers the elements of an array in row-major order, across all devices: uint32 of its shape, modulo 2**32.
 
@@ -49,3 +44,8 @@ def places(shape: tuple[int, ...], start: Any = 0) -> Any:
     return sum(
         (iota(axis) * np.uint32(stride) for axis, stride in enumerate(strides)), jnp.full(shape, start, np.uint32)
     )
+
+
+def as_float4(x: Any) -> Any:
+    """Casts numbers of E2M1 to the dtype of four bits."""
+    return x.astype(jnp.float4_e2m1fn)

@@ -1,7 +1,8 @@
 """The devices of this machine."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import tensorflow as tf
 
@@ -84,6 +85,6 @@ def peak_memory_bytes() -> int | None:
         return None
 
 
-def version() -> str:
-    """Returns TensorFlow's version."""
-    return str(tf.__version__)
+def bfloat16_options() -> Mapping[str, Any]:
+    """None: on a CPU TensorFlow's kernels multiply bfloat16 matrices, and no program of XLA does."""
+    return {}

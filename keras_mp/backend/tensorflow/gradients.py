@@ -41,75 +41,12 @@ def in_forward_mode(tensors: Sequence[Any]) -> bool:
     return bool(forwardprop_util.pack_tangents(list(tensors)).tangents)
 
 
-def with_derivatives_of(formula: Callable[..., Any], values: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """Returns tensors that have the derivatives of a formula for them.
-
-    Args:
-        formula: a function from the arguments to a sequence of the same tensors; called where they are differentiated.
-        values: tensors.
-        arguments: floats.
-    """
-
-    @tf.custom_gradient
-    def same(*arguments: Any) -> Any:
-        def gradient(*upstream: Any) -> Any:
-            with tf.GradientTape() as tape:
-                tape.watch(arguments)
-                results = formula(*arguments)
-            return tape.gradient(results, arguments, upstream, tf.UnconnectedGradients.ZERO)
-
-        return [tf.identity(value) for value in values], gradient
-
-    return same(*arguments)
-
-
-def refuse_derivatives(message: str, values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """Returns the same tensors; to differentiate them is an error.
-
-    Args:
-        message: the message of the `NotImplementedError`.
-        values: tensors.
-        others: the things that the values are made of, of which one may change where TensorFlow cannot see that a value
-            does.
-    """
-
-    @tf.custom_gradient
-    def same(*tensors: Any) -> Any:
-        def gradient(*upstream: Any) -> Any:
-            raise NotImplementedError(message)
-
-        return [tf.identity(x) for x in tensors[: len(values)]], gradient
-
-    return same(*values, *others)
-
-
 def gradients_of(function: Callable[..., Any], arguments: Sequence[Any], upstream: Any) -> list[Any]:
     """Computes the gradients of a function at its arguments, those of `sum(upstream result)`: one for each."""
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(list(arguments))
         result = function(*arguments)
     return tape.gradient(result, list(arguments), upstream, tf.UnconnectedGradients.ZERO)
-
-
-def add_at(x: Any, places: Any, rows: Any) -> Any:
-    """Adds rows, which are rounded to x's dtype, to those of x at places; a place may occur more than once."""
-    return tf.tensor_scatter_nd_add(x, places[:, None], tf.cast(rows, x.dtype))
-
-
-def linear_gradient(function: Callable[[Any], Any], argument: Any, upstream: Any, *, name: str) -> Any:
-    """Computes the gradient of a linear function.
-
-    Args:
-        function: a function of one tensor.
-        argument: a tensor, of which only shape and dtype are used.
-        upstream: the gradient of the function's result.
-        name: the name of the operations in the compiled program, after the name scopes that it is in.
-
-    Returns:
-        A tensor of the argument's shape.
-    """
-    with tf.name_scope(name):
-        return gradients_of(function, [argument], upstream)[0]
 
 
 def sum_repeated_rows(gradient: Any) -> Any:

@@ -20,13 +20,6 @@ def fused_attention_in_float32(dtype: str) -> bool:
     return False
 
 
-def fused_attention(
-    query: Any, key: Any, value: Any, mask: Any, *, causal: bool, scale: float, mean_of_unseen: bool = False
-) -> Any:
-    """Returns None: TensorFlow has no fused attention."""
-    return None
-
-
 def attention_as_asked() -> AbstractContextManager[list[str]]:
     """A scope that does nothing: on TensorFlow Keras's attention is what it says, on every chip."""
     return nullcontext([])
@@ -101,8 +94,3 @@ def full_float32() -> Iterator[None]:
         yield
     finally:
         tf.config.experimental.enable_tensor_float_32_execution(before)
-
-
-def keras_has_kernel(query: Any, key: Any, value: Any) -> bool:
-    """Returns False: TensorFlow has no fused attention."""
-    return False

@@ -47,22 +47,6 @@ def share_of_batch() -> Any:
     return own * strategy.num_replicas_in_sync / total
 
 
-def global_mean(count: Any) -> Any:
-    """The number that a replica divides its sum by, so that the mean over the replicas is that over the global batch.
-
-    Args:
-        count: the number of the elements that count on this replica, a float32 tensor of shape ().
-
-    Returns:
-        The mean of the counts times `share_of_batch`, which the loss is multiplied by later; the count itself outside
-        a step of several replicas.
-    """
-    share = share_of_batch()
-    if share is None:
-        return count
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, count) * share
-
-
 def _own_draw(draw: Callable[..., Any]) -> Callable[..., Any]:
     def following(generator: Any, ordered: bool = True) -> Any:
         seed = draw(generator, ordered)

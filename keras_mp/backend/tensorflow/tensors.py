@@ -48,16 +48,6 @@ def bitcast(x: Any, dtype: str) -> Any:
     return tf.bitcast(x, dtype)
 
 
-def loss_outside(targets: tf.Tensor, vocabulary: int) -> tf.Tensor:
-    """The cross-entropy, and each of its gradients, of a target outside a vocabulary: NaN, as in Keras's loss.
-
-    Raises:
-        tf.errors.InvalidArgumentError: on a CPU and outside XLA, where Keras's loss does; it names the target.
-    """
-    checked = tf.gather(tf.zeros(vocabulary), targets)
-    return tf.reduce_sum(checked) + float("nan")
-
-
 def places(shape: tuple[Any, ...], start: Any = 0) -> Any:
     """Numbers the elements of a tensor in row-major order: uint32 of its shape, modulo 2**32.
 
@@ -96,3 +86,8 @@ def fetched(array: Any, after: list[Any]) -> Any:
 def stored(array: Any) -> Any:
     """Returns the tensor: it stays where it is."""
     return array
+
+
+def as_float4(x: Any) -> Any:
+    """Casts numbers of E2M1 to E4M3, which holds them all: TensorFlow has no dtype of four bits."""
+    return tf.cast(x, "float8_e4m3fn")

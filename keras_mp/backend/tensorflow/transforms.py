@@ -1,6 +1,6 @@
 """Functions that change how others are computed: in one kernel, again, in a loop, without memory."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 # Private, because TensorFlow has no public barrier.
 from tensorflow.compiler.tf2xla.python import xla as tfxla
 
-from keras_mp.backend.tensorflow.gradients import dense, register_gradient
+from keras_mp.backend.tensorflow.gradients import register_gradient
 
 
 def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
@@ -23,17 +23,6 @@ def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
 
 
 register_gradient("XlaOptimizationBarrier", lambda op, *upstream: upstream)
-
-
-def unmerged(x: Any) -> Any:
-    """Returns the same tensor: with a barrier before a loop, XLA no longer knows how often the loop runs."""
-    return x
-
-
-def row_major(x: Any, platforms: Sequence[str] = ("tpu",)) -> Any:
-    """Returns the same tensor: JAX alone can say how an array lies in memory."""
-    del platforms
-    return x
 
 
 def normalize_batch(x: Any, gamma: Any, beta: Any, epsilon: float) -> tuple[Any, Any, Any] | None:
@@ -68,69 +57,6 @@ def normalize_batch(x: Any, gamma: Any, beta: Any, epsilon: float) -> tuple[Any,
 
 
 _NORMALIZED = (tf.float32, tf.bfloat16, tf.float16)
-
-
-def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function that keeps its arguments for the backward pass, and there computes what else is needed.
-
-    Args:
-        function: a function from tensors to a tuple of tensors; it reads no variable and assigns to none.
-
-    Returns:
-        A function with the same results and gradients.
-    """
-
-    @tf.custom_gradient
-    def call(*arguments: Any) -> Any:
-        scope = gradient_scope()
-
-        def backward(*upstream: Any) -> Any:
-            with scope():
-                anew = barrier(list(arguments), [gradient for gradient in upstream if gradient is not None])
-                watched = [argument for argument in anew if argument.dtype.is_floating]
-                with tf.GradientTape(watch_accessed_variables=False) as tape:
-                    tape.watch(watched)
-                    results = function(*anew)
-                pairs = [
-                    (result, gradient)
-                    for result, gradient in zip(results, upstream, strict=True)
-                    if result.dtype.is_floating and gradient is not None
-                ]
-                targets, seeds = zip(*pairs, strict=True)
-                gradients = iter(tape.gradient(targets, watched, seeds, tf.UnconnectedGradients.ZERO))
-                return [dense(next(gradients)) if argument.dtype.is_floating else None for argument in anew]
-
-        return function(*arguments), backward
-
-    return call
-
-
-def scan(
-    step: Callable[..., Any], carry: list[Any], slices: list[Any], results: list[tuple[int, str]]
-) -> tuple[list[Any], list[Any]]:
-    """Calls `step(carry, slices at i) -> (carry, results)` for each i of the slices' first axis, in one loop.
-
-    Args:
-        step: a function that keeps the shapes and dtypes of the carry.
-        carry: the values that the first step begins with.
-        slices: tensors with the same first axis.
-        results: the place of the slice that has the shape of a result, and its dtype, for each result of a step.
-
-    Returns:
-        The last carry, and the results stacked.
-    """
-    count = tf.shape(slices[0])[0]
-    arrays = [tf.TensorArray(dtype, count, element_shape=slices[place].shape[1:]) for place, dtype in results]
-
-    def body(index: Any, carry: Any, arrays: Any) -> Any:
-        carry, made = step(carry, [sliced[index] for sliced in slices])
-        return index + 1, carry, [array.write(index, result) for array, result in zip(arrays, made, strict=True)]
-
-    _, carry, arrays = tf.while_loop(
-        lambda index, carry, arrays: index < count, body, (tf.constant(0), list(carry), arrays),
-        maximum_iterations=count,
-    )  # fmt: skip
-    return carry, [array.stack() for array in arrays]
 
 
 def gradient_scope() -> Callable[[], Any]:

@@ -7,12 +7,5 @@ Each function here is the fast one where what is traced may have islands, and el
 """
 
 from keras_mp.backend.tensorflow.islands.optimizer_update import update_in_one_program
-from keras_mp.backend.tensorflow.islands.programs import (
-    computed_once,
-    fused,
-    product_over_rows,
-    rows_at_once,
-    without_islands,
-)
+from keras_mp.backend.tensorflow.islands.programs import without_islands
 from keras_mp.backend.tensorflow.islands.row_normalization import normalize_rows
-from keras_mp.backend.tensorflow.islands.step import step_scopes

@@ -7,18 +7,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 
-from keras_mp.backend.common.calls import wrapped_methods
+from keras_mp.backend.common.calls import scopes, wrapped_methods
 
 UNATTRIBUTED = "unattributed"
+
+
 _CALL = re.compile(r"keras_mp\.call\.(\d+)")
-# Makes the name scope of a layer's next call, while a step is lowered.
-_SCOPES: ContextVar[Callable[[Any], AbstractContextManager] | None] = ContextVar("scopes", default=None)
 
 
 class CompileError(RuntimeError):
@@ -136,19 +135,9 @@ def named_calls(layers: Mapping[str, Any], scope: Callable[[str], AbstractContex
 
         return call
 
-    before = _SCOPES.set(lambda layer: next_call(layer) if id(layer) in paths else nullcontext())
+    before = scopes.set(lambda layer: next_call(layer) if id(layer) in paths else nullcontext())
     try:
         with wrapped_methods(layers.items(), ("call", "quantized_call"), named):
             yield calls
     finally:
-        _SCOPES.reset(before)
-
-
-def call_scope(layer: Any) -> AbstractContextManager:
-    """A scope within which operations count as a call of a layer, for code that computes what the layer would.
-
-    Args:
-        layer: the layer; where no step is lowered that has it, the scope does nothing.
-    """
-    scopes = _SCOPES.get()
-    return nullcontext() if scopes is None else scopes(layer)
+        scopes.reset(before)

@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 
 from keras_mp.backend.common.device import TracedChip
-from keras_mp.backend.common.lowered import Argument, CompileError, LayerCall, Lowered, call_of, named_calls
 from keras_mp.backend.tensorflow.devices import traced_for
+from keras_mp.lowering.lowered import Argument, CompileError, LayerCall, Lowered, call_of, named_calls
 
 _HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 

@@ -1,11 +1,15 @@
-"""Matrix products of operands in 8 and 4 bits, whose sums or blocks have scales."""
+"""Products of 8-bit floats, and of blocks that share a scale, on JAX."""
+
+from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from keras_mp.backend.jax.gradients import varying_as
 
@@ -48,11 +52,6 @@ def scaled_dot(
         )
     result = (sums.astype(jnp.float32) * factor).astype(dtype)
     return jax.lax.optimization_barrier(result) if apart else result
-
-
-def as_float4(x: Any) -> Any:
-    """Casts numbers of E2M1 to the dtype of four bits."""
-    return x.astype(jnp.float4_e2m1fn)
 
 
 def block_scaled_dot(
@@ -113,3 +112,56 @@ def _within_a_device(left: Any, right: Any, left_scales: Any, right_scales: Any,
         ),
     )
     return multiply(left, right, left_scales, right_scales)
+
+
+def row_major(x: Any, platforms: Sequence[str] = ("tpu",)) -> Any:
+    """Returns the same array, which on some platforms lies in memory row by row; a compiler may choose otherwise.
+
+    A transposed array is then really moved, and a product of it takes the path of one that was not transposed.
+
+    Args:
+        x: an array.
+        platforms: names of "tpu" and "cuda".
+    """
+    from jax.experimental.layout import Layout, with_layout_constraint  # `import jax` does not import it
+
+    rows = Layout(major_to_minor=tuple(range(len(x.shape))))
+    constrained = dict.fromkeys(platforms, lambda x: with_layout_constraint(x, rows))
+    return jax.lax.platform_dependent(x, **constrained, default=lambda x: x)
+
+
+def refuse_derivatives(message: str, values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """Returns the same arrays; to differentiate them is an error.
+
+    Args:
+        message: the message of the `NotImplementedError`.
+        values: arrays.
+        others: the things that the values are made of, of which one may change where JAX cannot see that a value does.
+    """
+    return _refused.bind(*values, *others, message=message, count=len(values))
+
+
+_refused = Primitive("keras_mp_refused")
+_refused.multiple_results = True
+
+
+def _leave_out_others(*operands: Any, message: str, count: int) -> list[Any]:
+    return list(operands[:count])
+
+
+def _refuse(primals: Any, tangents: Any, *, message: str, count: int) -> Any:
+    if any(not isinstance(tangent, ad.Zero) for tangent in tangents):
+        raise NotImplementedError(message)
+    values = list(primals[:count])
+    return values, [ad.Zero.from_primal_value(x) for x in values]  # type: ignore[attr-defined]  # it has no types
+
+
+def _refused_batched(operands: Any, axes: Any, *, message: str, count: int) -> Any:
+    return _refused.bind(*operands, message=message, count=count), axes[:count]
+
+
+_refused.def_impl(_leave_out_others)
+_refused.def_abstract_eval(_leave_out_others)
+mlir.register_lowering(_refused, mlir.lower_fun(_leave_out_others, multiple_results=True))
+ad.primitive_jvps[_refused] = _refuse
+batching.primitive_batchers[_refused] = _refused_batched

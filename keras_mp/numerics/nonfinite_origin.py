@@ -9,6 +9,7 @@ from keras import ops
 
 # tap(tensor, watch): the tensor to go on with, or None where it cannot be seen.
 Tap = Callable[[Any, bool], Any]
+
 # The file of a line of Python, and its number.
 Frame = tuple[str, int]
 

@@ -1,4 +1,4 @@
-"""Lowers a step of a Keras model on JAX, from shapes alone: nothing is allocated and nothing runs."""
+"""Lowers a step of a Keras model on JAX: the step is traced, and nothing runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from keras_mp.backend.common.device import TracedChip
 from keras_mp.backend.common.keras_patches import patched
-from keras_mp.backend.common.lowered import Argument, CompileError, Lowered, named_calls
 from keras_mp.backend.jax.devices import traced_for
 from keras_mp.backend.jax.host_memory import ON_HOST, host_sharding
 from keras_mp.backend.jax.parallel import lowering_scope
+from keras_mp.lowering.lowered import Argument, CompileError, Lowered, named_calls
 
 _ASKS_FOR_DEVICES = "jax._src.dispatch.jaxpr_has_prim_requiring_devices"
 

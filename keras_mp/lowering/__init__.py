@@ -20,7 +20,6 @@ import keras
 
 from keras_mp import backend
 from keras_mp.backend.common.device import CUDNN, TracedChip, absent_chip, capability_of
-from keras_mp.backend.common.lowered import UNATTRIBUTED, Argument, CompileError, Lowered, call_of, is_backward
 from keras_mp.conversion.other_precision import FP8, check_precision, in_precision, precision_of
 from keras_mp.lean.blocks import find_blocks
 from keras_mp.lean.frozen import narrow_frozen
@@ -30,6 +29,7 @@ from keras_mp.loss_scaling.compiled_optimizer import change_optimizer
 from keras_mp.loss_scaling.inner_optimizer import check_can_release
 from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
+from keras_mp.lowering.lowered import UNATTRIBUTED, Argument, CompileError, Lowered, call_of, is_backward
 from keras_mp.parallel.plan import FLOAT16_ON_TPU, Plan, Rules, plan_of
 from keras_mp.parallel.split_rules import with_rules_of
 from keras_mp.precision.chips import Chip, GpuDescription
@@ -41,6 +41,8 @@ from keras_mp.rebuild.merged import packed_weights
 from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.rebuild.walk import compute_dtypes
 from keras_mp.system.packages import package_of
+
+engine = backend.engine_of(__package__)
 
 __all__ = [
     "CUDNN",
@@ -298,7 +300,7 @@ def lower_step(
             _build_for(model, shapes)
     layers = layers_by_path(model)
     operations = {operation.name: operation for operation in operations_of(model)}
-    lowered = backend.lower(model, shapes, {**operations, **layers, "": model}, training=training, chip=chip, plan=plan)
+    lowered = engine.lower(model, shapes, {**operations, **layers, "": model}, training=training, chip=chip, plan=plan)
     packed = {variable.path for layer in layers.values() for variable in packed_weights(layer)}
     arguments = tuple(replace(one, holds="int4") if one.path in packed else one for one in lowered.arguments)
     return LoweredStep(

@@ -1,22 +1,154 @@
-"""Gradients as products of matrices, in a training step on a CPU: of a convolution's kernel, and of a bias.
+"""The training step of a prepared model on a CPU: what it replaces.
+
+    silu(x) = x s(x),    gradient = upstream s(x) (1 + x (1 - s(x))),    s(x) = 1 / (1 + e^-x)
 
     gradient of a kernel = windows of x^T . upstream      (places x channels, rows) x (rows, filters)
     gradient of a bias   = ones . upstream                (1, rows) x (rows, features); in float32, rounded once
 
-In bfloat16 TensorFlow's kernel for the first, which is an island, takes up to five times as long where an image has few
-positions and many channels. For the second `BiasAddGrad` adds up in bfloat16: of 4,096 rows drawn from N(0, 1), whose
-sum is 64 in size, it is off by up to 18, so that there is the product without islands, too. It is also faster.
+GELU and SiLU are islands, in float32 inside: Elfwing, Uchibe, Doya, "Sigmoid-Weighted Linear Units", 2017
+(arXiv:1702.03118). Gradients of a convolution's kernel and of a bias are products of matrices. In bfloat16 TensorFlow's
+kernel for the first, which is an island, takes up to five times as long where an image has few positions and many
+channels. For the second `BiasAddGrad` adds up in bfloat16: of 4,096 rows drawn from N(0, 1), whose sum is 64 in size,
+it is off by up to 18, so that there is the product without islands, too. It is also faster.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_mp.backend.tensorflow.islands.programs import is_differentiated_by_kernels_of_cpus, is_differentiated_island
+from keras_mp.backend.common.keras_patches import Make, patched
+from keras_mp.backend.tensorflow.islands.programs import (
+    has_islands,
+    has_known_sizes,
+    in_differentiated_island,
+    is_differentiated_by_kernels_of_cpus,
+    is_differentiated_island,
+    programs_if,
+)
 from keras_mp.backend.tensorflow.tensors import operation_of
+
+Gelu = Callable[[Any, bool], Any]
+
+# Each size costs a compile.
+MOST = 16
+_FACTOR = 1_000_003  # a prime
+_NONE = -1  # no size
+
+
+def step_scopes(gelu: Gelu) -> Callable[[Any], AbstractContextManager[None]]:
+    """Makes the scopes in which a model's training steps are traced, one after the other.
+
+    Within one, Keras's GELU and SiLU are islands, convolutions of small images and additions of a bias have gradients
+    that are products, and islands are compiled for the first `MOST` batch sizes of the model.
+
+    Args:
+        gelu: `gelu(x, approximate)`, by jitted programs, one forward and one backward.
+
+    Returns:
+        A function of a step's batch, a structure of tensors, that returns its scope.
+    """
+    sizes = BatchSizes()
+    replacements = {
+        "keras.src.backend.nn.conv": conv,
+        "keras.src.backend.nn.gelu": gelu_by(gelu),
+        "keras.src.backend.nn.silu": silu,
+        "keras.src.backend.numpy.add": add,
+    }
+
+    @contextmanager
+    def scope(batch: Any) -> Iterator[None]:
+        with patched(replacements), sizes.of_step(batch):
+            yield
+
+    return scope
+
+
+class BatchSizes:
+    """Counts the batch sizes of one model's steps.
+
+    A batch of several inputs, such as nodes and edges of graphs, has the sizes of all of them together.
+
+    Args:
+        most: the number of sizes for which the islands are compiled; in a batch of another size their operations run as
+            kernels.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._counted: tf.lookup.experimental.MutableHashTable | None = None
+
+    @contextmanager
+    def of_step(self, batch: Any) -> Iterator[None]:
+        """Within it, a step on a batch is traced; it does nothing where the sizes are known or no islands may be.
+
+        Args:
+            batch: a structure of tensors.
+        """
+        sizes = [tf.shape(leaf)[0] for leaf in tf.nest.flatten(batch) if _has_open_size(leaf)] if has_islands() else []
+        with programs_if(self._count(sizes)) if sizes else nullcontext():
+            yield
+
+    def _count(self, sizes: list[tf.Tensor]) -> tf.Tensor:
+        """Whether programs are compiled for these sizes: a boolean tensor of shape ()."""
+        if self._counted is None:
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._counted = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, default_value=0)
+                self._counted.insert([_NONE], [1])
+        key = tf.constant([0], tf.int64)
+        for size in sizes:
+            key = key * _FACTOR + tf.cast(size, tf.int64)
+        known = (self._counted.lookup(key) > 0) | (self._counted.size() <= self._most)
+        self._counted.insert(tf.where(known, key, _NONE), [1])
+        return known[0]
+
+
+def _has_open_size(leaf: Any) -> bool:
+    return isinstance(leaf, tf.Tensor) and bool(leaf.shape.rank) and leaf.shape[0] is None
+
+
+@cache  # so that two scopes with the same GELU replace Keras's once
+def gelu_by(replacement: Gelu) -> Make:
+    """Makes what makes the replacement of Keras's GELU, given a `gelu(x, approximate)` of jitted programs."""
+
+    def make(keras_own: Callable[..., Any]) -> Callable[..., Any]:
+        def gelu(x: Any, approximate: bool = True) -> Any:
+            x = tf.convert_to_tensor(x)
+            if x.dtype.is_floating and has_known_sizes(x) and is_differentiated_island():
+                return replacement(x, approximate)
+            return keras_own(x, approximate)
+
+        return gelu
+
+    return make
+
+
+def silu(keras_own: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the replacement of Keras's SiLU."""
+
+    def silu(x: Any) -> Any:
+        x = tf.convert_to_tensor(x)
+        y = in_differentiated_island(_silu_forward, _silu_backward, [x], None) if x.dtype.is_floating else None
+        return keras_own(x) if y is None else y
+
+    return silu
+
+
+def _silu_forward(x: tf.Tensor, how: None) -> tf.Tensor:
+    del how
+    wide = tf.cast(x, tf.float32)
+    return tf.cast(wide * tf.sigmoid(wide), x.dtype)
+
+
+def _silu_backward(upstream: tf.Tensor, x: tf.Tensor, how: None) -> list[tf.Tensor]:
+    del how
+    wide, upstream = tf.cast(x, tf.float32), tf.cast(upstream, tf.float32)
+    gate = tf.sigmoid(wide)
+    return [tf.cast(upstream * gate * (1.0 + wide * (1.0 - gate)), x.dtype)]
 
 
 def conv(keras_own: Callable[..., Any]) -> Callable[..., Any]:

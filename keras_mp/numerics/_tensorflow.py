@@ -1,62 +1,21 @@
-"""Training steps on TensorFlow: as `fit` runs them, to be timed; and without an update, to be looked into."""
+"""Steps without an update on TensorFlow, to be looked into, and the operation that a NaN comes from."""
 
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_mp.backend.common.nonfinite_origin import Tap
 from keras_mp.backend.tensorflow.gradients import dense
-
-
-def bfloat16_options() -> Mapping[str, Any]:
-    """None: on a CPU TensorFlow's kernels multiply bfloat16 matrices, and no program of XLA does."""
-    return {}
-
-
-def steps_compiled_with(options: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """A scope that does nothing: `tf.function` takes no options of XLA's compiler."""
-    del options
-    return nullcontext()
-
-
-def timed_steps(model: keras.Model, batch: tuple) -> Callable[[int], float]:
-    """Prepares a compiled model to train on one batch again and again.
-
-    Args:
-        model: a compiled model; its weights will change.
-        batch: `(x, y)` or `(x, y, sample_weight)` of numpy arrays.
-
-    Returns:
-        A function that makes a number of steps, waits for them, and returns the seconds that they took.
-    """
-    tensors = keras.tree.map_structure(tf.convert_to_tensor, batch)
-    dataset = tf.data.Dataset.from_tensors(tensors).repeat()
-    options = tf.data.Options()
-    # Its search for the best settings takes the processor from the steps.
-    options.autotune.enabled = False
-    batches = iter(dataset.with_options(options))
-    model._symbolic_build(data_batch=tensors)
-    model.make_train_function()
-
-    def run(steps: int) -> float:
-        started = time.perf_counter()
-        for _ in range(steps):
-            logs = model.train_function(batches)
-        # A tensor that is not computed yet is waited for when it is read.
-        for value in keras.tree.flatten(logs):
-            np.asarray(value)
-        return time.perf_counter() - started
-
-    return run
+from keras_mp.backend.tensorflow.islands import without_islands
+from keras_mp.numerics.nonfinite_origin import Edge, Frame, Tap, Values, makes_nonfinite, origin
 
 
 def observed_step(
@@ -120,13 +79,13 @@ def observed_step(
                 functions.pop((specs, None), None)
                 probes[specs] = _compiled(partial(shapes_of, batch), specs)
         if specs not in probes:
-            with unchanged(model):
+            with _unchanged(model):
                 return functions[specs, None](*flat)
-        with unchanged(model):
+        with _unchanged(model):
             shapes = tuple(tuple(shape.numpy().tolist()) for shape in probes[specs](*flat))
         if (specs, shapes) not in functions:
             functions[specs, shapes] = compiled_step(batch, shapes, [], specs)
-        with unchanged(model):
+        with _unchanged(model):
             return functions[specs, shapes](*flat)
 
     return run
@@ -212,7 +171,7 @@ def _shapes_tap(shapes: list[tf.Tensor]) -> Tap:
 
 
 @contextmanager
-def unchanged(model: keras.Model) -> Iterator[None]:
+def _unchanged(model: keras.Model) -> Iterator[None]:
     """Puts back what the forward pass changes: moving statistics, seeds, metrics."""
     variables = [*model.non_trainable_variables, *model.metrics_variables]
     before = [tf.identity(variable.value) for variable in variables]
@@ -226,3 +185,115 @@ def unchanged(model: keras.Model) -> Iterator[None]:
 def step_errors() -> tuple[type[Exception], ...]:
     """The errors of a step whose batch does not fit."""
     return (ValueError, TypeError, IndexError, KeyError, tf.errors.OpError)
+
+
+# Operations that move values, and compute none.
+_MOVES = {
+    *("BroadcastTo", "ConcatV2", "ExpandDims", "GatherNd", "GatherV2", "Identity", "IdentityN", "MirrorPad", "Pack"),
+    *("Pad", "PadV2", "Reshape", "ReverseV2", "Slice", "Split", "SplitV", "Squeeze", "StopGradient", "StridedSlice"),
+    *("Tile", "TopKV2", "Transpose", "Unpack"),
+}
+
+
+def nonfinite_operation(
+    model: keras.Model, forward: Callable[[Tap, Any], tuple[Any, list[Any]]], batch: Any, place: int
+) -> tuple[str, list[Frame]] | None:
+    """Follows a tensor of the forward pass that is not finite back to the operation that first made it so.
+
+    Constant infinities are followed where nothing else is to blame: see `keras_mp.backend.common.nonfinite_origin`.
+
+    Args:
+        model: a built Keras model; no variable of it changes.
+        forward: `forward(tap, batch) -> (loss, kept)`, as for `observed_step`.
+        batch: a structure of arrays.
+        place: the place of the tensor in `kept`.
+
+    Returns:
+        TensorFlow's name of the operation, and the lines of Python that led to it, as (file, line number), the
+        innermost first; None where the tensor is finite, or no operation puts it out.
+    """
+    flat = [
+        tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
+        for leaf in tf.nest.flatten(batch)
+    ]
+    program: list[_Program] = []
+
+    @tf.function(autograph=False)
+    def look(*leaves: tf.Tensor) -> tf.Tensor:
+        graph = tf.compat.v1.get_default_graph()
+
+        def tap(x: Any, watch: bool) -> Any:
+            if tf.compat.v1.get_default_graph() is not graph:
+                return None
+            return tf.identity(x) if watch else x
+
+        _, kept = forward(tap, tf.nest.pack_sequence_as(batch, leaves))
+        program[:] = [_Program(graph, kept[place], leaves)]
+        return program[0].flags()
+
+    with _unchanged(model), without_islands():  # whose operations are those of another graph
+        flags = look.get_concrete_function(*flat)(*flat).numpy()  # called itself, many in turn are warned of
+    return program[0].origin(*flags)
+
+
+class _Program:
+    """The operations of a graph that lead to a tensor.
+
+    Args:
+        graph: the graph of a function.
+        last: the tensor.
+        leaves: the function's arguments.
+    """
+
+    def __init__(self, graph: Any, last: tf.Tensor, leaves: Sequence[tf.Tensor]) -> None:
+        self._last = last.name
+        needed, reached = {last.op.name}, [last.op]
+        for operation in reached:  # which grows
+            fresh = {x.op.name: x.op for x in operation.inputs if x.op.name not in needed}
+            needed |= set(fresh)
+            reached += fresh.values()
+        operations = [operation for operation in graph.get_operations() if operation.name in needed]
+        self._operations = [operation for operation in operations if operation.type != "Placeholder"]
+        # A constant that was made outside the graph is a placeholder too.
+        given = [x for operation in operations if operation.type == "Placeholder" for x in operation.outputs]
+        names = {leaf.name for leaf in leaves}
+        self._given = [x.name for x in given if x.name in names or x.dtype in (tf.resource, tf.variant)]
+        self._outputs = [x for operation in self._operations for x in operation.outputs if x.dtype.is_floating]
+
+    def flags(self) -> tf.Tensor:
+        """Two rows of booleans, a column a float output.
+
+        They tell whether it is not finite, and whether its operation itself makes it so.
+        """
+        known: dict[str, Values] = {}
+
+        def values(x: tf.Tensor) -> Values:
+            if x.name not in known:
+                known[x.name] = _values(x)
+            return known[x.name]
+
+        bad, made = [], []
+        for output in self._outputs:
+            read = [values(x) for x in output.op.inputs if x.dtype.is_floating]
+            bad.append(tf.reduce_any(values(output).bad))
+            made.append(makes_nonfinite(read, values(output), output.op.type in _MOVES))
+        return tf.stack([tf.stack(bad), tf.stack(made)]) if bad else tf.zeros((2, 0), tf.bool)
+
+    def origin(self, bad: Sequence[bool], made: Sequence[bool]) -> tuple[str, list[Frame]] | None:
+        """The operation from which the tensor comes, and its lines of Python."""
+        edges = [
+            Edge([x.name for x in operation.inputs], [x.name for x in operation.outputs])
+            for operation in self._operations
+        ]
+        names = [x.name for x in self._outputs]
+        place = origin(edges, self._given, set(compress(names, bad)), set(compress(names, made)), self._last)
+        if place is None:
+            return None
+        operation = self._operations[place]
+        return operation.type, [(frame.filename, frame.lineno) for frame in reversed(operation.traceback)]
+
+
+def _values(x: tf.Tensor) -> Values:
+    x = x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
+    infinite = tf.math.is_inf(x)
+    return Values(tf.math.is_nan(x), infinite & (x > 0), infinite & (x < 0))

@@ -1,4 +1,6 @@
-"""Matrix products of FP8 and INT8 operands, whose sums or blocks have scales."""
+"""Products of 8-bit floats, and of blocks that share a scale, on TensorFlow."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -63,11 +65,6 @@ def scaled_dot(
         return f"%sums = stablehlo.dot_general %left, %right, {dimensions} : {types}"
 
     return _scaled_sums(left, right, factor, dtype, shape, dot, apart=apart, name=name)
-
-
-def as_float4(x: Any) -> Any:
-    """Casts numbers of E2M1 to E4M3, which holds them all: TensorFlow has no dtype of four bits."""
-    return tf.cast(x, "float8_e4m3fn")
 
 
 def block_scaled_dot(
@@ -183,3 +180,29 @@ def _broadcast_factor(shape: Sequence[int | None]) -> str:
 def _mlir_type(shape: Sequence[int | None], dtype: str) -> str:
     sizes = ["?" if size is None else str(size) for size in shape]
     return f"tensor<{'x'.join([*sizes, _MLIR_TYPES[dtype]])}>"
+
+
+def row_major(x: Any, platforms: Sequence[str] = ("tpu",)) -> Any:
+    """Returns the same tensor: JAX alone can say how an array lies in memory."""
+    del platforms
+    return x
+
+
+def refuse_derivatives(message: str, values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """Returns the same tensors; to differentiate them is an error.
+
+    Args:
+        message: the message of the `NotImplementedError`.
+        values: tensors.
+        others: the things that the values are made of, of which one may change where TensorFlow cannot see that a value
+            does.
+    """
+
+    @tf.custom_gradient
+    def same(*tensors: Any) -> Any:
+        def gradient(*upstream: Any) -> Any:
+            raise NotImplementedError(message)
+
+        return [tf.identity(x) for x in tensors[: len(values)]], gradient
+
+    return same(*values, *others)

@@ -1,4 +1,4 @@
-"""The operation of a traced forward pass that first puts out a value that is not finite."""
+"""Steps without an update on JAX, to be looked into, and the operation that a NaN comes from."""
 
 from __future__ import annotations
 
@@ -11,10 +11,92 @@ import keras
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from keras_mp.backend.common.nonfinite_origin import Edge, Frame, Tap, Values, makes_nonfinite, origin
-from keras_mp.backend.jax.steps import state_of, traced_here
+from keras_mp.numerics.nonfinite_origin import Edge, Frame, Tap, Values, makes_nonfinite, origin
+
+
+def observed_step(
+    model: keras.Model, forward: Callable[[Tap, Any], tuple[Any, list[Any]]], finish: Callable[..., Any]
+) -> Callable[[Any], Any]:
+    """Compiles a step that computes a loss, its gradients, and those of every tensor on the way that was tapped.
+
+    A tap adds a zero to a tensor; the gradient of that zero is the tensor's.
+
+    Args:
+        model: a built Keras model; no variable of it changes.
+        forward: `forward(tap, batch) -> (loss, kept)`. `tap(tensor, watch)` returns the tensor to go on with, or
+            None where the tensor belongs to the body of a loop or a branch and cannot be seen; with watch=False it only
+            tells that. `kept` are tensors of the forward
+            pass to look at.
+        finish: `finish(loss, kept, gradients, tapped) -> structure of tensors`: the gradients of the trainable
+            variables, and of what was tapped, in order; None where the loss does not depend on it.
+
+    Returns:
+        `step(batch)`, whose batch is a structure of arrays, and which returns what finish returned.
+    """
+
+    def step(trainable: list[Any], others: list[Any], batch: Any) -> Any:
+        tapped: list[jax.ShapeDtypeStruct] = []
+
+        def run(trainable: list[Any], zeros: list[Any] | None) -> tuple[Any, list[Any]]:
+            tapped.clear()
+            inside = _traced_here()
+
+            def tap(x: Any, watch: bool) -> Any:
+                if not inside():
+                    return None
+                if not watch:
+                    return x
+                tapped.append(jax.ShapeDtypeStruct(x.shape, x.dtype))
+                # Another tensor in both runs: a layer that returns one tensor twice is then tapped as often in both.
+                return x + (jnp.zeros(x.shape, x.dtype) if zeros is None else zeros[len(tapped) - 1])
+
+            mapping = list(zip(_state_of(model), [*trainable, *others], strict=True))
+            with keras.StatelessScope(state_mapping=mapping, collect_losses=True):
+                return forward(tap, batch)
+
+        jax.eval_shape(lambda values: run(values, None), trainable)
+        zeros = [jnp.zeros(tap.shape, tap.dtype) for tap in tapped]
+        (loss, kept), gradients = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)(trainable, zeros)
+        return finish(loss, kept, *gradients)
+
+    # A float16 that lives between two operations of one loop would otherwise keep float32's range on a CPU.
+    compiled = jax.jit(step, compiler_options={"xla_allow_excess_precision": False})
+
+    def with_state(batch: Any) -> Any:
+        return compiled([v.value for v in model.trainable_variables], [v.value for v in _others(model)], batch)
+
+    return with_state
+
+
+def _state_of(model: keras.Model) -> list[Any]:
+    """The variables that a step reads: those that are trained first."""
+    return [*model.trainable_variables, *_others(model)]
+
+
+def _traced_here() -> Callable[[], bool]:
+    """Returns a function that tells whether it is called in the trace of now, and not in the body of a loop."""
+    # Here, because importing Keras does not import it.
+    try:
+        from jax.extend.core import get_opaque_trace_state
+    except ImportError:  # jax 0.7
+        from jax.core import get_opaque_trace_state
+    here = get_opaque_trace_state(convention="nnx")
+    return lambda: get_opaque_trace_state(convention="nnx") == here
+
+
+def _others(model: keras.Model) -> list[Any]:
+    trainable = {id(variable) for variable in model.trainable_variables}
+    variables = [*model.non_trainable_variables, *model.metrics_variables]
+    return list({id(variable): variable for variable in variables if id(variable) not in trainable}.values())
+
+
+def step_errors() -> tuple[type[Exception], ...]:
+    """The errors of a step whose batch does not fit."""
+    return (ValueError, TypeError, IndexError, KeyError)
+
 
 _TAP = "keras_mp_tap"
+
 # Primitives that move values, and compute none.
 _MOVES = {
     *("broadcast_in_dim", "concatenate", "copy", "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather"),
@@ -39,10 +121,10 @@ def nonfinite_operation(
         JAX's name of the operation, and the lines of Python that led to it, as (file, line number), the innermost
         first; None where the tensor is finite or a constant.
     """
-    variables = state_of(model)
+    variables = _state_of(model)
 
     def run(values: list[Any], batch: Any) -> Any:
-        inside = traced_here()
+        inside = _traced_here()
 
         def tap(x: Any, watch: bool) -> Any:
             if not inside():
