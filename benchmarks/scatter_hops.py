@@ -25,7 +25,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from keras_mp.backend.jax.part import scattered
+from keras_mp.parallel._jax_part import scattered
 from keras_mp.parallel.hops import groups_of, hops_of
 from keras_mp.planner.chips.targets import find_target
 from keras_mp.precision.chip import TpuSlices

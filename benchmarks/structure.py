@@ -61,7 +61,8 @@ def engines_of(name: str, module: ast.Module, backend: str) -> list[tuple[str, t
     """The names that a module gives to a room's functions for a backend, each with the room and its module of these."""
     assigned = [node for node in module.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
     engines = [node for node in assigned if ast.unparse(node.value.func) == "backend.engine_of"]
-    return [(node.targets[0].id, (".".join(name.split(".")[:2]), f"_{backend}")) for node in engines]
+    rooms = [getattr(node.value.args[0], "value", ".".join(name.split(".")[:2])) for node in engines]
+    return [(node.targets[0].id, (room, f"_{backend}")) for node, room in zip(engines, rooms, strict=True)]
 
 
 def graph_of(modules: dict[str, ast.Module]) -> dict[str, set[str]]:
@@ -109,6 +110,31 @@ def floors_of(graph: dict[str, set[str]]) -> int:
 def circles_of(graph: dict[str, set[str]]) -> int:
     """How many modules import each other, at once or by others; also for type checkers alone."""
     return sum(name in reached_from(graph, name) for name in graph)
+
+
+def grain_of(modules: dict[str, ast.Module], code: int) -> dict[str, int]:
+    """What functions and names of the library are like; its forms for TensorFlow and for JAX count as one module."""
+    functions = [node for tree in modules.values() for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+    sizes = sorted(node.end_lineno - node.lineno + 1 for node in functions)
+    homes: dict[str, set[str]] = {}
+    first_lines = []
+    for name, tree in modules.items():
+        for node in tree.body:
+            if isinstance(node, (*FUNCTIONS, ast.ClassDef)) and not node.name.startswith("_"):
+                home = re.sub(r"[._](tensorflow|jax)\w*", "", name)
+                homes.setdefault(node.name, set()).add(home)
+                first_lines.append((ast.get_docstring(node) or "").split("\n")[0])
+    return {
+        "functions for 1,000 lines of code": 1000 * len(functions) // code,
+        "of them private": 1000
+        * sum(node.name.startswith("_") and node.name[-2:] != "__" for node in functions)
+        // code,
+        "lines of the longest tenth of functions, at least": sizes[len(sizes) * 9 // 10],
+        "public functions and classes that several modules name alike": sum(
+            len(places) > 1 for places in homes.values()
+        ),
+        "first lines of their docstrings with more than ten words": sum(len(line.split()) > 10 for line in first_lines),
+    }
 
 
 def taken_by_planner(modules: dict[str, ast.Module]) -> set[tuple[str, str]]:
@@ -292,6 +318,7 @@ def measures_of(root: Path) -> dict[str, int]:
     package = modules.pop("keras_mp")
     if (stub := root / "keras_mp" / "__init__.pyi").exists():  # names every public module
         package.body += ast.parse(stub.read_text()).body
+    measures |= grain_of(modules, measures["library: code"])
     importers = Counter(name for others in graph_of(modules | {"keras_mp": package}).values() for name in others)
     once = [name for name in modules if importers[name] == 1 and not file_of(root, name).endswith("__init__.py")]
     rooms, changes = rooms_of(graph_of(modules)), changes_of(root)

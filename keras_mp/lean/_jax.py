@@ -13,12 +13,12 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from keras_mp.backend.common.keras_patches import patched
-from keras_mp.backend.jax.attention import splash_attention
 from keras_mp.backend.jax.devices import traced_chip
 from keras_mp.backend.jax.gradients import as_result, jvp_where_moving, varying_alike, with_constants
-from keras_mp.backend.jax.parallel import inside
-from keras_mp.backend.jax.part import AXIS
+from keras_mp.backend.jax.parts import inside
 from keras_mp.backend.jax.transforms import barrier
+from keras_mp.parallel._jax_part import AXIS
+from keras_mp.stability._jax_attention import splash_attention
 
 
 def unmerged(x: Any) -> Any:

@@ -9,11 +9,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mp.backend.tensorflow.gradients import dense
-from keras_mp.backend.tensorflow.islands.programs import call_program, has_islands, has_known_sizes
-from keras_mp.backend.tensorflow.replicas import share_of_batch
+from keras_mp.backend.tensorflow.islands import call_program, has_islands, has_known_sizes
+from keras_mp.backend.tensorflow.tensors import dense
 from keras_mp.backend.tensorflow.transforms import barrier, gradient_scope
 from keras_mp.lean._tensorflow_step import step_scopes as step_scopes
+from keras_mp.loss_scaling._tensorflow import share_of_batch
 
 
 def unmerged(x: Any) -> Any:

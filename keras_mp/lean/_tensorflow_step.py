@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_mp.backend.common.keras_patches import Make, patched
-from keras_mp.backend.tensorflow.islands.programs import (
+from keras_mp.backend.tensorflow.islands import (
     has_islands,
     has_known_sizes,
     in_differentiated_island,

@@ -14,6 +14,8 @@ from keras import ops
 
 from keras_mp import backend
 
+engine = backend.engine_of(__package__)
+
 
 def at_least_float32(dtype: Any) -> str:
     """Returns the dtype that gradients of a dtype are unscaled and summed in: float32 for 16 bits, else the same."""
@@ -28,7 +30,7 @@ def is_overwritten(variable: keras.Variable) -> bool:
 
 def sum_repeated_rows(grads: list[Any]) -> list[Any]:
     """Gives each row of a sparse gradient once: the sum can overflow where no summand does."""
-    return [gradient if gradient is None else backend.sum_repeated_rows(gradient) for gradient in as_tensors(grads)]
+    return [gradient if gradient is None else engine.sum_repeated_rows(gradient) for gradient in as_tensors(grads)]
 
 
 def as_tensors(grads: list[Any]) -> list[Any]:
@@ -43,7 +45,7 @@ def all_finite(grads: list[Any]) -> Any:
         A boolean tensor of shape ().
     """
     values = [backend.values_of(gradient) for gradient in as_tensors(grads) if gradient is not None]
-    return backend.all_finite(values) if values else ops.convert_to_tensor(True)
+    return engine.all_finite(values) if values else ops.convert_to_tensor(True)
 
 
 def is_finite(gradient: Any) -> Any:
@@ -81,14 +83,14 @@ def sum_over_replicas(grads: list[Any], variables: list[keras.Variable]) -> list
         The gradients of all replicas.
     """
     own = _without_overwritten(grads, variables)
-    dtype = backend.reduce_dtype()
+    dtype = engine.reduce_dtype()
     narrow = [backend.map_values(partial(_narrowed, dtype), gradient) for gradient in own]
     summed = iter(
         backend.map_values(partial(ops.cast, dtype=backend.values_of(gradient).dtype), total)
-        for gradient, total in zip(own, backend.sum_over_replicas(narrow), strict=True)
+        for gradient, total in zip(own, engine.sum_over_replicas(narrow), strict=True)
     )
     return [
-        None if gradient is None else backend.max_over_replicas(gradient) if is_overwritten(variable) else next(summed)
+        None if gradient is None else engine.max_over_replicas(gradient) if is_overwritten(variable) else next(summed)
         for gradient, variable in zip(grads, variables, strict=True)
     ]
 

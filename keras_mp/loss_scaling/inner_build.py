@@ -19,6 +19,8 @@ from keras_mp.loss_scaling.state_slot import STORED_AS, StateSlot, encode, is_na
 from keras_mp.rebuild import widen
 from keras_mp.rebuild.optimizers import leaves
 
+engine = backend.engine_of(__package__)
+
 
 def check_state_dtype_of_built(
     optimizer: keras.optimizers.Optimizer, state_dtype: str, state_memory: str = "device"
@@ -254,7 +256,7 @@ def _slot_maker(
         values_dtype = STORED_AS[state_dtype]
         values = add_variable(shape, stored(0, values_dtype), values_dtype, name=name, layout=layout, **other)
         if on_host:
-            backend.keep_on_host(values)
+            engine.keep_on_host(values)
         scale = None
         if state_dtype == "float8":
             rows = (*shape[:-1], 1)

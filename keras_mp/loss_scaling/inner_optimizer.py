@@ -22,6 +22,8 @@ from keras_mp.loss_scaling.state_slot import StateSlot, Unconstrained, WideWeigh
 from keras_mp.rebuild.optimizers import leaves, optimizer_slots, stored
 from keras_mp.system.packages import package_of
 
+engine = backend.engine_of(__package__)
+
 
 def check_unscaled(name: str, optimizer: keras.optimizers.Optimizer) -> None:
     """Checks that an argument is an optimizer which does not scale the loss.
@@ -154,7 +156,7 @@ def _apply_to_leaf(
         in_one_program(leaf, update, grads)
     if leaf.use_ema and leaf.ema_overwrite_frequency:
         is_due = ops.equal((leaf.iterations + 1) % leaf.ema_overwrite_frequency, 0)
-        backend.conditional(is_due, lambda _: _overwrite_with_averages(leaf), None, [], changing)
+        engine.conditional(is_due, lambda _: _overwrite_with_averages(leaf), None, [], changing)
 
 
 def _in_dtype_of(variable: keras.Variable, average: Any) -> Any:
@@ -178,7 +180,7 @@ def _overwrite_with_gradients(
 def _overwrite_with_averages(optimizer: keras.optimizers.Optimizer) -> None:
     averaged = _averages(optimizer)
     values = [_in_dtype_of(variable, average) for variable, average in averaged]
-    backend.overwrite([variable for variable, _ in averaged], values)
+    engine.overwrite([variable for variable, _ in averaged], values)
 
 
 def _averages(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:
@@ -237,12 +239,12 @@ def update_step(
                 weight.assign(weight.constraint(weight.value))
 
     on_host = [slot.values for slot in open_slots if slot.on_host]
-    if on_host and backend.fetches_early():
+    if on_host and engine.fetches_early():
         for values in on_host:  # arguments of the step, whose types do not say where they lie
-            values.assign(backend.stored(values.value))
+            values.assign(engine.stored(values.value))
         after = _whatever(how.written) if how.written else True
         # Behind a value that the loop changes: else XLA computes before the loop what needs the gradient alone.
-        backend.conditional(
+        engine.conditional(
             *(ops.logical_and(finite, after), update, None, gradient, _read_by_update(leaf, variable)),
             lambda gradient: backend.barrier([gradient], [backend.as_tensor(variable)])[0],
         )
@@ -372,7 +374,7 @@ def in_one_program(
         update: a function that takes the gradients, and assigns to variables.
         grads: a tensor for each variable, which may be sparse; on several replicas summed.
     """
-    backend.update_in_one_program(update, grads, _keeps_rows(optimizer), optimizer._iterations)
+    engine.update_in_one_program(update, grads, _keeps_rows(optimizer), optimizer._iterations)
 
 
 class UpdateInOneProgram:
@@ -387,7 +389,7 @@ class UpdateInOneProgram:
 
     def __call__(self, grads: list[Any], trainable_variables: list[keras.Variable]) -> None:
         own = partial(type(self.optimizer)._backend_apply_gradients, self.optimizer)
-        if backend.replica_count() > 1:
+        if engine.replica_count() > 1:
             own(grads, trainable_variables)  # which sums them over the replicas
         else:
             in_one_program(self.optimizer, lambda grads: own(grads, trainable_variables), grads)

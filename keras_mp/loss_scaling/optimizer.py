@@ -28,6 +28,8 @@ from keras_mp.loss_scaling.state_slot import (
 from keras_mp.rebuild.optimizers import leaves
 from keras_mp.system.whole_number import whole_number
 
+engine = backend.engine_of(__package__)
+
 _SETTINGS = tuple(LossScale().get_config())
 _SMALLEST_NORMAL_FLOAT16 = 2.0**-14  # IEEE 754 binary16
 
@@ -202,7 +204,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         self._is_asked_to_scale = True
         loss = self.inner_optimizer.scale_loss(loss)  # by its loss_scale_factor, by which it divides gradients
-        share = backend.share_of_batch()
+        share = engine.share_of_batch()
         if share is not None:
             loss = ops.multiply(loss, share)
         if isinstance(self.loss_scale, NoLossScale):
@@ -415,7 +417,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if self.loss_scale.release_gradients:
             self._release(grads, variables)
             return
-        finite = ops.logical_not(backend.any_replica(ops.logical_not(self.check_finite(grads))))
+        finite = ops.logical_not(engine.any_replica(ops.logical_not(self.check_finite(grads))))
         if self.measures_gradients:
             threshold = _SMALLEST_NORMAL_FLOAT16 if scaled else _SMALLEST_NORMAL_FLOAT16 / self.dynamic_scale
             self._gradient_underflow.assign(gradients.share_below(threshold, grads, variables))
@@ -425,7 +427,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         unscale = partial(gradients.multiply, variables=variables)
         if self._accumulation_steps == 1:
             update = partial(self._update, variables=variables)
-            backend.update_if(finite, update, (grads, inverse), self._changing, unscale)
+            engine.update_if(finite, update, (grads, inverse), self._changing, unscale)
         else:  # most micro-batches are only accumulated, and must not read and write the slots for it
             add = partial(self._accumulate_or_update, variables=variables)
             self._if(finite, add, None, (grads, inverse), unscale)
@@ -451,7 +453,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return 1.0 / ops.convert_to_tensor(self.dynamic_scale)
 
     def _if(self, condition: Any, then: Any, otherwise: Any, argument: Any, prepare: Any = None) -> None:
-        backend.conditional(condition, then, otherwise, argument, self._changing, prepare)
+        engine.conditional(condition, then, otherwise, argument, self._changing, prepare)
 
     @property
     def _changing(self) -> list[Any]:

@@ -13,6 +13,8 @@ from keras_mp import backend
 from keras_mp.loss_scaling.stochastic_rounding import random_bits, round_to_bfloat16, round_to_float8
 from keras_mp.system.one_of import one_of
 
+engine = backend.engine_of(__package__)
+
 # How an optimizer's state is stored: in E4M3 with a float32 scale a row, or in bfloat16.
 #
 # ```
@@ -61,7 +63,7 @@ def check_state_memory(state_memory: Any, releases: bool) -> None:
             "state_memory='host' fetches the slots of a weight when its gradient is there, and needs gradients that "
             "are released: LossScale.none(release_gradients=True), or release_gradients=True of keras_mp.prepare"
         )
-    backend.check_host_memory()
+    engine.check_host_memory()
 
 
 def encode(x: Any, state_dtype: str, bits: Any = None, is_root: bool = False) -> tuple[Any, Any]:
@@ -214,12 +216,12 @@ class StateSlot:
     def _stored_values(self) -> Any:
         if self._fetched is not None:
             return self._fetched
-        return backend.fetched(self.values.value, []) if self.on_host else backend.as_tensor(self.values)
+        return engine.fetched(self.values.value, []) if self.on_host else backend.as_tensor(self.values)
 
     def _open(self, after: Any) -> None:
         self._is_open, self._is_changed, self._working = True, False, None
         if self.on_host:
-            self._fetched = backend.fetched(self.values.value, after)
+            self._fetched = engine.fetched(self.values.value, after)
 
     def _close(self) -> None:
         self._is_open, self._working, self._fetched = False, None, None
@@ -235,7 +237,7 @@ class StateSlot:
         root = ops.sqrt(ops.maximum(value, 0.0)) if self.holds_root else value
         values, scale = encode(root, self.state_dtype, bits, self.holds_root)
         values = chosen(finite, values, None if finite is None else self._stored_values())
-        self.values.assign(backend.stored(values) if self.on_host else values)
+        self.values.assign(engine.stored(values) if self.on_host else values)
         if self.scale is not None:
             self.scale.assign(chosen(finite, scale, self.scale))
         return values

@@ -18,6 +18,8 @@ from keras_mp.rebuild.optimizers import fresh_optimizer, held_optimizers, withou
 from keras_mp.treatment.change import change
 from keras_mp.treatment.treated import Treatment, register_treatments
 
+engine = backend.engine_of(__package__)
+
 ATOMIC = "atomic step"
 _IN_STEP: ContextVar[bool] = ContextVar("in_atomic_step", default=False)
 
@@ -68,7 +70,7 @@ class AtomicStep:
         try:
             with backend.lookups_wait():
                 step = super().train_step  # type: ignore[misc]
-                return backend.atomic_step(self, step, skips, variables, logs_of, arguments)
+                return engine.atomic_step(self, step, skips, variables, logs_of, arguments)
         finally:
             _IN_STEP.reset(before)
 
@@ -217,8 +219,8 @@ def _held_by(model: keras.Model) -> list[Any]:
         if type(thing) in _PLAIN or id(thing) in seen or isinstance(thing, _LEFT_OUT):
             continue
         seen[id(thing)] = thing  # kept, as another could have its id otherwise
-        if backend.is_variable(thing):
-            held[id(thing)] = backend.as_keras_variable(thing)
+        if engine.is_variable(thing):
+            held[id(thing)] = engine.as_keras_variable(thing)
             continue
         if isinstance(thing, keras.layers.Layer):
             weights |= {id(variable) for variable in thing._trainable_variables}  # of a teacher that a loss calls, too

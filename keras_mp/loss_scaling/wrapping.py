@@ -15,6 +15,8 @@ from keras_mp.rebuild.optimizers import leaves
 from keras_mp.rebuild.walk import compute_dtypes
 from keras_mp.system.packages import LIBRARIES, package_of
 
+engine = backend.engine_of(__package__)
+
 
 def wrap_optimizer(
     optimizer: keras.optimizers.Optimizer,
@@ -81,7 +83,7 @@ def wrap_optimizer(
         release_gradients
         or state_dtype != "float32"
         or _has_narrow_weights(model)
-        or backend.replica_count() > 1
+        or engine.replica_count() > 1
         or is_better_wrapped(optimizer, model)
     )
     if is_needed:
@@ -125,7 +127,7 @@ def is_better_wrapped(optimizer: keras.optimizers.Optimizer, model: keras.Model)
     if not deciding:
         return False
     if not model.built:
-        return backend.HAS_SPARSE_GRADIENTS and any(map(_is_embedding, layers_by_path(model).values()))
+        return engine.HAS_SPARSE_GRADIENTS and any(map(_is_embedding, layers_by_path(model).values()))
     sparse = {id(variable) for variable in _sparse_variables(model)}
     return any(id(variable) in sparse for _, own in deciding for variable in own)
 
@@ -142,7 +144,7 @@ def _variables_by_leaf(
 
 def _accumulates_otherwise(leaf: keras.optimizers.Optimizer, variables: list[keras.Variable]) -> bool:
     constrained = any(variable.constraint is not None for variable in variables)
-    return bool(leaf.gradient_accumulation_steps) and (backend.ACCUMULATING_COPIES or leaf.use_ema or constrained)
+    return bool(leaf.gradient_accumulation_steps) and (engine.ACCUMULATING_COPIES or leaf.use_ema or constrained)
 
 
 def _sums_rows(leaf: keras.optimizers.Optimizer) -> bool:
@@ -168,7 +170,7 @@ def _sparse_variables(model: keras.Model) -> list[keras.Variable]:
         # Code of neither Keras nor this package may look rows of a weight up.
         elif reads_sparse or package_of(original_class(layer).call) not in LIBRARIES:
             unclear += own
-    return backend.sparse_gradients(model, embeddings, unclear)
+    return engine.sparse_gradients(model, embeddings, unclear)
 
 
 def _is_embedding(layer: keras.Layer) -> bool:

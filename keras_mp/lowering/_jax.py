@@ -9,14 +9,14 @@ from typing import Any
 
 import jax
 import keras
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from keras_mp.backend.common.device import TracedChip
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.jax.devices import traced_for
-from keras_mp.backend.jax.host_memory import ON_HOST, host_sharding
-from keras_mp.backend.jax.parallel import lowering_scope
+from keras_mp.loss_scaling._jax import ON_HOST
 from keras_mp.lowering.lowered import Argument, CompileError, Lowered, named_calls
+from keras_mp.parallel._jax import lowering_scope
 
 _ASKS_FOR_DEVICES = "jax._src.dispatch.jaxpr_has_prim_requiring_devices"
 
@@ -58,7 +58,9 @@ def _lower(
 
     def laid_out(variable: keras.Variable) -> jax.ShapeDtypeStruct:
         shape, dtype = tuple(variable.shape), str(variable.dtype)
-        sharding = host_sharding(variable, lies(variable.path, shape, dtype))
+        sharding: Sharding | None = lies(variable.path, shape, dtype)
+        if getattr(variable._layout, "memory_kind", None) == ON_HOST:
+            sharding = (sharding or SingleDeviceSharding(jax.devices()[0])).with_memory_kind(ON_HOST)
         return jax.ShapeDtypeStruct(shape, variable.dtype, sharding=sharding)
 
     def argument(kind: str, path: str, leaf: jax.ShapeDtypeStruct) -> Argument:

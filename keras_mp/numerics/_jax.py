@@ -109,7 +109,7 @@ def nonfinite_operation(
 ) -> tuple[str, list[Frame]] | None:
     """Follows a tensor of the forward pass that is not finite back to the operation that first made it so.
 
-    Constant infinities are followed where nothing else is to blame: see `keras_mp.backend.common.nonfinite_origin`.
+    Constant infinities are followed where nothing else is to blame: see `keras_mp.numerics.nonfinite_origin`.
 
     Args:
         model: a built Keras model; no variable of it changes.

@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_mp.backend.tensorflow.gradients import dense
 from keras_mp.backend.tensorflow.islands import without_islands
+from keras_mp.backend.tensorflow.tensors import dense
 from keras_mp.numerics.nonfinite_origin import Edge, Frame, Tap, Values, makes_nonfinite, origin
 
 
@@ -200,7 +200,7 @@ def nonfinite_operation(
 ) -> tuple[str, list[Frame]] | None:
     """Follows a tensor of the forward pass that is not finite back to the operation that first made it so.
 
-    Constant infinities are followed where nothing else is to blame: see `keras_mp.backend.common.nonfinite_origin`.
+    Constant infinities are followed where nothing else is to blame: see `keras_mp.numerics.nonfinite_origin`.
 
     Args:
         model: a built Keras model; no variable of it changes.

@@ -15,6 +15,8 @@ from typing import Any
 from keras_mp import backend
 from keras_mp.parallel.cluster import Cluster, ClusterError
 
+engine = backend.engine_of(__package__)
+
 POLL_SECONDS = 1.0
 SILENCE_SECONDS = 20.0
 JOIN_SECONDS = 300.0
@@ -70,8 +72,8 @@ class Coordinator:
         handler = signal.signal(signal.SIGINT, signal.SIG_DFL) if in_main else None
         try:
             limits = silence_seconds, join_seconds
-            backend.connect(cluster.addresses, cluster.index, gpus, *limits, lambda: on_lost(self._no_answer()))
-        except backend.ENGINE_ERRORS as error:
+            engine.connect(cluster.addresses, cluster.index, gpus, *limits, lambda: on_lost(self._no_answer()))
+        except engine.ENGINE_ERRORS as error:
             raise LostWorkerError(self._why_not_joined(str(error))) from error
         finally:
             if in_main:
@@ -119,8 +121,8 @@ class Coordinator:
         """
         self._count()
         if self.cluster.index:
-            return json.loads(backend.store_get(str(self.calls)))
-        backend.store_put(str(self.calls), json.dumps(value))
+            return json.loads(engine.store_get(str(self.calls)))
+        engine.store_put(str(self.calls), json.dumps(value))
         return value
 
     def begin_step(self, stop: bool) -> bool:
@@ -134,7 +136,7 @@ class Coordinator:
         """
         self._count()
         self.steps += 1
-        return backend.stops_after(self.steps, stop)
+        return engine.stops_after(self.steps, stop)
 
     def leave(self, error: BaseException | None = None) -> None:
         """Waits until all leave; where this process has failed, the others are told, and end."""
@@ -145,22 +147,22 @@ class Coordinator:
         try:
             if error is not None:
                 self._over.set()
-                backend.store_put("lost", f"{own} has failed: {type(error).__name__}: {error}")
-            backend.store_put("left", json.dumps([self.cluster.index, self.calls if error is None else sys.maxsize]))
+                engine.store_put("lost", f"{own} has failed: {type(error).__name__}: {error}")
+            engine.store_put("left", json.dumps([self.cluster.index, self.calls if error is None else sys.maxsize]))
             if error is None and self.cluster.index == 0:
                 for index in range(1, len(self.cluster.addresses)):
-                    backend.store_get(f"gone/{index}")
-                backend.store_put("lost", "")
+                    engine.store_get(f"gone/{index}")
+                engine.store_put("lost", "")
             elif error is None:
-                backend.store_put(f"gone/{self.cluster.index}", "")
+                engine.store_put(f"gone/{self.cluster.index}", "")
                 self._threads[0].join()
-        except backend.ENGINE_ERRORS:
+        except engine.ENGINE_ERRORS:
             pass  # the store has gone, with the first process
         self._over.set()
         for thread in self._threads:  # one inside of the engine when Python ends would abort the process
             thread.join(self.silence_seconds)
         if error is None:
-            backend.disconnect()
+            engine.disconnect()
 
     def who_is_lost(self, error: BaseException) -> str:
         """Names the processes that an engine's error says are lost; empty where it names none."""
@@ -174,8 +176,8 @@ class Coordinator:
         """Tells all processes that one is lost, and ends this one."""
         if not self._over.is_set():
             try:
-                backend.store_put("lost", text)
-            except backend.ENGINE_ERRORS:
+                engine.store_put("lost", text)
+            except engine.ENGINE_ERRORS:
                 pass
             self._end(text)
 
@@ -184,11 +186,11 @@ class Coordinator:
         self._count()
         key = str(self.calls)
         if self.cluster.index:
-            backend.store_put(f"{key}/{self.cluster.index}", json.dumps(value, default=str))
-            return json.loads(backend.store_get(key))
-        others = [json.loads(backend.store_get(f"{key}/{index}")) for index in range(1, len(self.cluster.addresses))]
+            engine.store_put(f"{key}/{self.cluster.index}", json.dumps(value, default=str))
+            return json.loads(engine.store_get(key))
+        others = [json.loads(engine.store_get(f"{key}/{index}")) for index in range(1, len(self.cluster.addresses))]
         result = judge([json.loads(json.dumps(value, default=str)), *others])
-        backend.store_put(key, json.dumps(result))
+        engine.store_put(key, json.dumps(result))
         return result
 
     def _end(self, text: str) -> None:
@@ -215,8 +217,8 @@ class Coordinator:
 
     def _wait_for_loss(self) -> None:
         try:
-            text = backend.store_get("lost")
-        except backend.ENGINE_ERRORS:
+            text = engine.store_get("lost")
+        except engine.ENGINE_ERRORS:
             # A process that is leaving has no more need of the first one.
             text = "" if self._leaving.is_set() else self._first_is_lost()
         if text:
@@ -224,8 +226,8 @@ class Coordinator:
 
     def _wait_for_first_end(self) -> None:
         try:
-            index, calls = json.loads(backend.store_get("left"))
-        except backend.ENGINE_ERRORS:
+            index, calls = json.loads(engine.store_get("left"))
+        except engine.ENGINE_ERRORS:
             return
         self._first_left = index, calls
         self._check_order()
@@ -239,8 +241,8 @@ class Coordinator:
             late.daemon = True
             late.start()
             try:
-                silent = backend.silent_processes(len(self.cluster.addresses), self.silence_seconds)
-            except backend.ENGINE_ERRORS:
+                silent = engine.silent_processes(len(self.cluster.addresses), self.silence_seconds)
+            except engine.ENGINE_ERRORS:
                 return  # the thread that waits for a loss says so
             finally:
                 late.cancel()

@@ -16,6 +16,8 @@ from keras_mp.parallel.split_rules import LayoutMapOf, check_rules, rules_of_lay
 from keras_mp.rebuild import rebuild, unchanged
 from keras_mp.system.one_of import one_of
 
+engine = backend.engine_of(__package__)
+
 
 @contextmanager
 def distribute(
@@ -72,7 +74,7 @@ def distribute(
     """
     plan = make_plan(strategy, keras.distribution.list_devices(), devices, mesh, reduce_dtype, rules, gather_dtype)
     plan.check_dtypes([keras.config.dtype_policy().compute_dtype])
-    with takes_rules(plan), backend.parallel_scope(plan):
+    with takes_rules(plan), engine.parallel_scope(plan):
         yield plan
 
 
@@ -107,7 +109,7 @@ def make_plan(
         raise ValueError(f"mesh={mesh!r} is for strategy='tensor'; {strategy!r} splits every batch over all devices")
     if strategy != "tensor":
         hops = Hops()
-        tpus = backend.tpu_coordinates(names) if strategy == "fully_sharded" else None
+        tpus = engine.tpu_coordinates(names) if strategy == "fully_sharded" else None
         if tpus is not None:
             names, hops = in_hops(names, *tpus)
         return Plan(strategy, names, (len(names),), reduce_dtype, hops=hops, gather_dtype=gather_dtype)
@@ -154,7 +156,7 @@ def _names(devices: int | Sequence[str] | None, available: Sequence[str]) -> tup
         if not 1 <= devices <= len(available):
             raise ValueError(
                 f"devices={devices} must be from 1 to {len(available)}, the number of devices here. To try several on "
-                f"one CPU: {backend.HOW_TO_HAVE_MORE_DEVICES}"
+                f"one CPU: {engine.HOW_TO_HAVE_MORE_DEVICES}"
             )
         return tuple(available[:devices])
     unknown = [name for name in devices if name not in available]
@@ -176,4 +178,4 @@ def gather(model: keras.Model) -> keras.Model:
         A new model with the same weights, compiled alike, with the optimizer's state; the model itself where it lies on
         one device already.
     """
-    return rebuild(model, unchanged).told(f"gather({model.name!r})") if backend.is_spread(model) else model
+    return rebuild(model, unchanged).told(f"gather({model.name!r})") if engine.is_spread(model) else model

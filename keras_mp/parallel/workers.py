@@ -21,6 +21,8 @@ from keras_mp.parallel.cluster import Cluster
 from keras_mp.parallel.coordinator import POLL_SECONDS, Coordinator
 from keras_mp.system.packages import installed
 
+engine = backend.engine_of(__package__)
+
 PACKAGES = ("keras", "tensorflow", "jax", "jaxlib", "numpy")
 
 _joined: list[Coordinator] = []
@@ -61,7 +63,7 @@ def join(
         yield
         coordinator.leave()
     except BaseException as error:
-        if backend.is_engine_error(error):
+        if engine.is_engine_error(error):
             # Another process is lost, probably: where the error does not say which, a message that does ends this one.
             if lost := coordinator.who_is_lost(error):
                 coordinator.lose(f"{lost} has ended, or is silent: is it stopped?")

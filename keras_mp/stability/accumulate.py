@@ -9,6 +9,8 @@ import keras
 
 from keras_mp import backend
 
+engine = backend.engine_of(__package__)
+
 MASKED_SCORE = -0.7 * 3.4e38
 """The score of a key that is not seen: finite, so that the difference of two is 0 and not NaN; Keras has the same."""
 
@@ -42,11 +44,11 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
         def gradient(upstream: Any) -> Any:
             low = keras.ops.cast(upstream, dtype)
             with scope():
-                to_left = backend.einsum_float32(f"{out},{right_labels}->{left_labels}", low, right)
-                to_right = backend.einsum_float32(f"{left_labels},{out}->{right_labels}", left, low)
+                to_left = engine.einsum_float32(f"{out},{right_labels}->{left_labels}", low, right)
+                to_right = engine.einsum_float32(f"{left_labels},{out}->{right_labels}", left, low)
             return keras.ops.cast(to_left, dtype), keras.ops.cast(to_right, dtype)
 
-        return backend.einsum_float32(equation, left, right), gradient
+        return engine.einsum_float32(equation, left, right), gradient
 
     return contract(left, right)
 
@@ -70,4 +72,4 @@ def product_float32(equation: str, left: Any, right: Any) -> Any:
     """
     if keras.backend.standardize_dtype(left.dtype) == "float32":
         return keras.ops.einsum(equation, left, right)
-    return backend.einsum_float32(equation, left, right)
+    return engine.einsum_float32(equation, left, right)

@@ -15,6 +15,8 @@ from keras_mp.rebuild.walk import inputs_of
 from keras_mp.stability.sensitive import names_in
 from keras_mp.treatment.treated import Treatment, register_treatments
 
+engine = backend.engine_of(__package__)
+
 ATTENTION = "attention"
 
 
@@ -22,7 +24,7 @@ class AttentionAsAsked:
     """Attends on a TPU with the mask and the scale that it was given; elsewhere as it does by itself."""
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        with backend.attention_as_asked() as used:
+        with engine.attention_as_asked() as used:
             result = super().call(*args, **kwargs)  # type: ignore[misc]
         if used and (notes := notes_of(self)) is not None:
             notes.kept[ATTENTION] = ", ".join(dict.fromkeys(used))
@@ -42,7 +44,7 @@ def attended_by(model: keras.Model) -> dict[str, str]:
     parts = attending(model)
     if not parts or backend.traced_chip().platform != "tpu":
         return {}
-    backend.trace_call(model, inputs_of(model))
+    engine.trace_call(model, inputs_of(model))
     paths = {id(layer): path for path, layer in layers_by_path(model).items()}
     return {paths.get(id(part), part.name): _told(part) for part in parts}
 

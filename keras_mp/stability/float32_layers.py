@@ -15,6 +15,8 @@ from keras_mp.rebuild.walk import Config
 from keras_mp.stability.accumulate import MASKED_SCORE, einsum_float32, last_axis
 from keras_mp.stability.quantized_product import dequantized_weights, keeps_float_inputs
 
+engine = backend.engine_of(__package__)
+
 
 class Float32Inside:
     """Inputs and weights in float32; the result in `precision`, so that what follows is not slowed down."""
@@ -64,7 +66,7 @@ class Float32BatchNormalization(Float32Inside):
         last = self.axis in (-1, len(inputs.shape) - 1)  # type: ignore[attr-defined]
         reads = mask is None and last and dtype in (precision_of_layer(self), "float32")
         if takes_moments and reads:
-            result = backend.normalize_batch(inputs, self.gamma, self.beta, self.epsilon)  # type: ignore[attr-defined]
+            result = engine.normalize_batch(inputs, self.gamma, self.beta, self.epsilon)  # type: ignore[attr-defined]
             if result is not None:
                 outputs, *moments = result
                 for moving, moment in zip((self.moving_mean, self.moving_variance), moments, strict=True):  # type: ignore[attr-defined]
@@ -93,7 +95,7 @@ class Float32RowNormalization(Float32Inside):
             return self._plain(inputs)
         rms = isinstance(self, keras.layers.RMSNormalization)
         gamma, beta = (self.scale, None) if rms else (self.gamma, self.beta)  # type: ignore[attr-defined]
-        return backend.normalize_rows(
+        return engine.normalize_rows(
             self._plain,
             inputs,
             gamma,
@@ -243,7 +245,7 @@ class Float32Scores:
     def _fused(self, query: Any, return_scores: bool) -> bool:
         dtype = keras.backend.standardize_dtype(query.dtype)
         explicit = self._rate() > 0 or return_scores or len(query.shape) != 4
-        return dtype == "float32" or (not explicit and backend.fused_attention_in_float32(dtype))
+        return dtype == "float32" or (not explicit and engine.fused_attention_in_float32(dtype))
 
     def _scale(self) -> float:
         raise NotImplementedError

@@ -14,6 +14,8 @@ from keras_mp.parallel import workers
 from keras_mp.training.batches import Batches
 from keras_mp.training.training_state import build, describe
 
+engine = backend.engine_of(__package__)
+
 # Callbacks whose methods read what the loop gives them: logs, the model's variables, `stop_training`.
 SUPPORTED = (
     keras.callbacks.CSVLogger,
@@ -61,7 +63,7 @@ def fit(
         batches.take_share(workers.index(), workers.count())
         build(model, batches[0])
         workers.agree("the model", {**describe(model), "precision": precision_of(model)})
-        steps = backend.steps_of(model)
+        steps = engine.steps_of(model)
     if steps is not None:
         check_callbacks(callbacks)
         rows = validation_batch_size or batches.batch_size
@@ -88,16 +90,16 @@ class _Shares(keras.callbacks.Callback):
         self._model.stop_training = workers.begin_step(bool(self._model.stop_training))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        backend.shards_input(True)
+        engine.shards_input(True)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        backend.shards_input(False)
+        engine.shards_input(False)
 
     def on_test_end(self, logs: Any = None) -> None:
-        backend.shards_input(True)
+        engine.shards_input(True)
 
     def on_train_end(self, logs: Any = None) -> None:
-        backend.shards_input(False)
+        engine.shards_input(False)
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:

@@ -38,6 +38,8 @@ from keras_mp.stability.stabilized import stabilize
 from keras_mp.treatment.change import change
 from keras_mp.treatment.waiting import forget, register_calls, waits
 
+engine = backend.engine_of(__package__)
+
 
 def prepare(
     model: keras.Model,
@@ -276,7 +278,7 @@ def _jit(model: keras.Model, compile_arguments: Mapping[str, Any]) -> Support:
         return Support(compile_arguments["jit_compile"], f"Jit: jit_compile={compile_arguments['jit_compile']!r}.")
     if compile_arguments.get("run_eagerly"):
         return Support(False, "Jit: run_eagerly=True.")
-    if not backend.can_jit():
+    if not engine.can_jit():
         return Support(False, "Jit is off: XLA's program is for one device, and here are several replicas.")
     chosen = choose_jit("fp8" if computes_in_fp8(model) else "")
     if not chosen.ok:

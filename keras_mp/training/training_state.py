@@ -17,6 +17,8 @@ from keras_mp.loss_scaling.state_slot import StateSlot
 from keras_mp.rebuild.optimizers import Slot, optimizer_slots, unwrapped
 from keras_mp.training.checkpoint_file import CheckpointError, Reader
 
+engine = backend.engine_of(__package__)
+
 WEIGHT, SEED, FP8 = "weight", "seed", "fp8"
 SHOWN = 5
 REPLICA_VALUES = "|parts"
@@ -264,7 +266,7 @@ def _global_seed() -> Any:
 
 def _named(name: str, variable: keras.Variable) -> tuple[str, np.ndarray]:
     """The value of a variable under its name; of a sum over replicas what each replica holds, under another."""
-    values = backend.replica_values(variable)
+    values = engine.replica_values(variable)
     if values is not None:
         return name + REPLICA_VALUES, values
     return name, backend.to_numpy(variable)
@@ -288,7 +290,7 @@ def _assign(variable: keras.Variable | StateSlot, reader: Reader, name: str) -> 
     elif {name + STORED, name + STORED_ROOT} & reader.names:
         variable.assign(_decoded(reader, name))
     else:
-        backend.assign_replica_values(variable, reader[name + REPLICA_VALUES])
+        engine.assign_replica_values(variable, reader[name + REPLICA_VALUES])
 
 
 def _same_format(parts: dict[str, keras.Variable], reader: Reader, name: str) -> bool:

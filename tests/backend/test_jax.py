@@ -13,6 +13,7 @@ import jax
 
 from keras_mp.backend import jax as backend
 from keras_mp.backend.common.device import DeviceInfo
+from keras_mp.parallel import _jax
 from keras_mp.system.quiet_import import has_chip
 
 pytestmark = pytest.mark.jax
@@ -63,7 +64,7 @@ def test_a_connection_has_the_kit_s_timeout_and_gpus_and_not_those_that_jax_read
     asked = {}
     monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **options: asked.update(options, args=args))
     monkeypatch.setattr(jax.config, "update", lambda *args: None)
-    backend.connect(["a:1", "b:1"], 1, None, silence_seconds=150.5, join_seconds=60.0, on_lost=print)
+    _jax.connect(["a:1", "b:1"], 1, None, silence_seconds=150.5, join_seconds=60.0, on_lost=print)
     assert asked.pop("args") == ("a:1", 2, 1)
     assert asked == {
         "local_device_ids": None,
@@ -71,7 +72,7 @@ def test_a_connection_has_the_kit_s_timeout_and_gpus_and_not_those_that_jax_read
         "initialization_timeout": 70,
         "heartbeat_timeout_seconds": 311,
     }
-    backend.connect(["a:1", "a:2"], 1, [1], silence_seconds=20.0, join_seconds=60.0, on_lost=print)
+    _jax.connect(["a:1", "a:2"], 1, [1], silence_seconds=20.0, join_seconds=60.0, on_lost=print)
     assert asked["local_device_ids"] == [1] and 2 * 20 < asked["heartbeat_timeout_seconds"] <= 60
 
 

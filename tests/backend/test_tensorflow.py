@@ -69,7 +69,7 @@ def test_peak_memory_of_an_accelerator_that_does_not_tell(monkeypatch):
 
 
 def test_a_process_takes_its_share_of_the_gpus(monkeypatch):
-    from keras_mp.backend.tensorflow import workers
+    from keras_mp.parallel import _tensorflow as workers
 
     gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(2)]
     taken = []

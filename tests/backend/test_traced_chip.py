@@ -50,29 +50,29 @@ PLACES = {
     "keras_hub/utils/keras_utils.py": dict.fromkeys(
         ("running_on_tpu", "running_on_gpu", "get_gpu_names"), f"{ANSWERED}; {NEVER}"
     ),
-    "keras_mp/backend/jax/attention.py": dict.fromkeys(
-        ("attention_as_asked", "_as_asked.dot_product_attention"), ANSWERED
-    ),
     "keras_mp/backend/jax/devices.py": {
         **dict.fromkeys(("traced_chip", "_start", "_look_quietly"), NOT_TRACED),
         "bfloat16_options": ANSWERED,
     },
-    "keras_mp/backend/jax/host_memory.py": {
-        **dict.fromkeys(("check_host_memory", "keep_on_host", "host_sharding"), NOT_TRACED),
-        "fetches_early": ANSWERED,
-    },
-    "keras_mp/backend/jax/parallel.py": {"tpu_coordinates": NOT_TRACED},
-    "keras_mp/backend/jax/products.py": {"fused_attention_in_float32": ANSWERED, "einsum_float32": LOWERED},
-    "keras_mp/backend/jax/update.py": {"_is_for_cpu": ANSWERED},
     "keras_mp/backend/tensorflow/devices.py": dict.fromkeys(("_describe", "peak_memory_bytes"), NOT_TRACED),
-    "keras_mp/backend/tensorflow/islands/programs.py": {"_runs_kernels_of_cpus": ANSWERED},
-    "keras_mp/backend/tensorflow/products.py": {"einsum_float32": ANSWERED},
-    "keras_mp/backend/tensorflow/update.py": {"_is_jitted_for_an_accelerator": ANSWERED},
-    "keras_mp/backend/tensorflow/workers.py": {"_take_gpus": NOT_TRACED},
+    "keras_mp/backend/tensorflow/islands.py": {"_runs_kernels_of_cpus": ANSWERED},
     "keras_mp/bench/keras_step.py": {"_flops": NOT_TRACED},
     "keras_mp/fp8/_jax.py": dict.fromkeys(("block_scaled_dot", "row_major"), LOWERED),
     "keras_mp/fp8/_tensorflow.py": {"scaled_dot": ANSWERED},
     "keras_mp/lean/_jax.py": dict.fromkeys(("fused_attention", "keras_has_kernel"), ANSWERED),
+    "keras_mp/loss_scaling/_jax.py": {
+        **dict.fromkeys(("check_host_memory", "keep_on_host"), NOT_TRACED),
+        **dict.fromkeys(("fetches_early", "_is_for_cpu"), ANSWERED),
+    },
+    "keras_mp/loss_scaling/_tensorflow.py": {"_is_jitted_for_an_accelerator": ANSWERED},
+    "keras_mp/lowering/_jax.py": {"_lower.laid_out": NOT_TRACED},
+    "keras_mp/parallel/_jax.py": {"tpu_coordinates": NOT_TRACED},
+    "keras_mp/parallel/_tensorflow.py": {"_take_gpus": NOT_TRACED},
+    "keras_mp/stability/_jax.py": {"fused_attention_in_float32": ANSWERED, "einsum_float32": LOWERED},
+    "keras_mp/stability/_jax_attention.py": dict.fromkeys(
+        ("attention_as_asked", "_as_asked.dot_product_attention"), ANSWERED
+    ),
+    "keras_mp/stability/_tensorflow.py": {"einsum_float32": ANSWERED},
     "keras_mp/stability/attention_as_asked.py": {"attended_by": ANSWERED},
     "keras_mp/planner/compile/worker.py": {"_compile": NOT_TRACED},
 }

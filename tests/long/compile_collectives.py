@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
-from keras_mp.backend.jax.part import AXIS, put_together
+from keras_mp.parallel._jax_part import AXIS, put_together
 from keras_mp.parallel.hops import groups_of
 from keras_mp.planner.chips.targets import find_target
 

@@ -63,12 +63,11 @@ def test_50_steps_have_the_bits_of_states_on_the_device(state_dtype):
 
 @needs_jax
 def test_a_tpus_program_which_fetches_in_a_loop_trains_the_same(monkeypatch):
-    from keras_mp import backend
-    from keras_mp.backend.jax import update
+    from keras_mp.loss_scaling import _jax
 
     expected = fit(model_for("host"), 10)
-    monkeypatch.setattr(backend, "fetches_early", lambda: True)
-    monkeypatch.setattr(update, "_is_for_cpu", lambda: False)
+    monkeypatch.setattr(_jax, "fetches_early", lambda: True)
+    monkeypatch.setattr(_jax, "_is_for_cpu", lambda: False)
     trained = fit(model_for("host"), 10)
     for one, other in zip(values(expected.weights), values(trained.weights), strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)

@@ -116,14 +116,14 @@ ELSEWHERE = {
     "lean/lean_layers.py": "test_int4_layers",
     "stability/quantized_product.py": "test_logits_of_quantized_inputs",
     "qat/keras_modes.py": "straight through a rounding: by definition, and no derivative of it",
-    "backend/tensorflow/islands/programs.py": "test_models",
+    "backend/tensorflow/islands.py": "test_models",
     "lean/_tensorflow_step.py": "test_models",
     "lean/_tensorflow.py": "test_function",
     "fp8/_tensorflow.py": "test_eight_bits_name_the_layer_and_the_way_out",
     "backend/tensorflow/gradients.py": "test_function",
     "backend/jax/gradients.py": "test_function",
-    "backend/jax/part.py": "of variables, in which a gradient is linear",
-    "backend/jax/parallel.py": "of the loss of fit, of which nobody takes a second derivative",
+    "parallel/_jax_part.py": "of variables, in which a gradient is linear",
+    "parallel/_jax.py": "of the loss of fit, of which nobody takes a second derivative",
 }
 
 

@@ -20,9 +20,9 @@ from resumed_on_devices import EPOCHS, STEPS, train
 import keras_mp
 from keras_mp import fp8
 from keras_mp.backend.common.device import TracedChip
-from keras_mp.backend.jax.part import AXIS, Part
 from keras_mp.fp8.scaled_product import matmul
 from keras_mp.lowering import lower_step
+from keras_mp.parallel._jax_part import AXIS, Part
 from keras_mp.parallel.plan import Rows
 from recipes.language_model import batches, build
 

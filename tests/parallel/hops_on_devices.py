@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import keras_mp
-from keras_mp.backend.jax.part import put_together, scattered
 from keras_mp.parallel import distribution
+from keras_mp.parallel._jax_part import put_together, scattered
 from keras_mp.parallel.hops import HOPS, groups_of
 
 DEVICES = 16

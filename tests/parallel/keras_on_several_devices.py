@@ -53,7 +53,7 @@ def test_every_replica_of_tensorflow_draws_the_same_numbers():
 
 @only_jax
 def test_every_device_of_jax_draws_the_same_numbers():
-    from keras_mp.backend.jax.parallel import _own_draw
+    from keras_mp.parallel._jax import _own_draw
 
     generator = keras.random.SeedGenerator(1)
     rows = PartitionSpec("batch")

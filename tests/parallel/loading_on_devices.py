@@ -14,7 +14,7 @@ import pytest
 
 import keras_mp
 from keras_mp.backend.common.keras_patches import patched
-from keras_mp.backend.jax import placement
+from keras_mp.parallel import _jax_placement as placement
 
 DEVICES = 4
 EMBEDDING = (3584, 160)  # larger than what is read and made whole, in bfloat16 too
@@ -209,7 +209,7 @@ def test_initial_values_do_not_depend_on_the_devices(name):
 
 @pytest.mark.slow
 def test_weights_of_one_shape_with_other_seeds_are_compiled_once_and_differ():
-    from keras_mp.backend.jax.placement import _program
+    from keras_mp.parallel._jax_placement import _program
 
     _program.cache_clear()
     with keras_mp.parallel.distribute("fully_sharded", DEVICES):

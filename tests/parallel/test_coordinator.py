@@ -10,6 +10,8 @@ from keras_mp.parallel import workers
 from keras_mp.parallel.cluster import Cluster, ClusterError
 from keras_mp.parallel.coordinator import Coordinator, LostWorkerError, differences
 
+engine = backend.engine_of("keras_mp.parallel")
+
 ADDRESSES = tuple(f"host{index}:1" for index in range(3))
 
 
@@ -55,7 +57,7 @@ def store(monkeypatch):
         "silent_processes": store.silent_processes,
         "stops_after": lambda step, stop: stop,
     }.items():
-        monkeypatch.setattr(backend, name, value)
+        monkeypatch.setattr(engine, name, value)
     yield store
     store.go()
     for thread in threading.enumerate():
@@ -208,7 +210,7 @@ def test_one_that_does_not_join_is_named(store, monkeypatch, index, text, messag
     def connect(*arguments):
         raise ConnectionError(text)
 
-    monkeypatch.setattr(backend, "connect", connect)
+    monkeypatch.setattr(engine, "connect", connect)
     with pytest.raises(LostWorkerError, match=message):
         Coordinator(Cluster(ADDRESSES, index, "test"))
 

@@ -12,6 +12,8 @@ from keras_mp import backend
 from keras_mp.rebuild.notes import treatments_of
 from keras_mp.stability.attention_as_asked import AttentionAsAsked
 
+engine = backend.engine_of("keras_mp.stability")
+
 pytestmark = [
     pytest.mark.jax,
     pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow attends as it was asked on every chip"),
@@ -109,7 +111,7 @@ def test_the_operation_is_what_was_asked(name, rows, dtype, cap, left):
         output, pull = jax.vjp(attend, query, key, value)
         return [output, *pull(upstream)]
 
-    with on_a_tpu() as given, backend.attention_as_asked():
+    with on_a_tpu() as given, engine.attention_as_asked():
         found = attended(query, key, value, upstream, padding)
     mask, by = _masks(padding, rows)[name]
     assert given == ([by] if by and rows % 128 == 0 else [])
@@ -124,7 +126,7 @@ def test_a_mask_with_values_is_read_too():
     query, key, value = (jnp.asarray(generator.normal(size=(2, 128, 1, 8)), "float32") for _ in range(3))
     for name, by in (("causal and padding", "LocalMask(None, 0)"), ("window", "LocalMask(49, 0)"), ("unknown", None)):
         mask = _masks(_padding(128, left=False), 128)[name][0]
-        with on_a_tpu() as given, backend.attention_as_asked():
+        with on_a_tpu() as given, engine.attention_as_asked():
             found = keras.ops.dot_product_attention(query, key, value, mask=mask, scale=SCALE)
         assert given == ([by] if by else [])
         exact = _exact(query, key, value, query, np.asarray(mask), None)[0]

@@ -159,3 +159,8 @@ def _known_options() -> Mapping[str, Any]:
     except (ValueError, jax.errors.JaxRuntimeError):
         return {}
     return _ONEDNN
+
+
+def full_float32() -> Any:
+    """Within it, products of float32 operands are float32 products: by default a TPU makes one bfloat16 pass of one."""
+    return jax.default_matmul_precision("highest")

@@ -13,15 +13,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 from jax.custom_derivatives import SymbolicZero
-from jax.experimental.sparse import BCOO
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
-
-HAS_SPARSE_GRADIENTS = False
-# A Keras optimizer that accumulates makes its update in every step, and then chooses between old and new values.
-ACCUMULATING_COPIES = True
 
 
 def in_forward_mode(tensors: Sequence[Any]) -> bool:
@@ -235,38 +229,3 @@ batching.primitive_batchers[_linear] = _linear_batched
 def gradients_of(function: Callable[..., Any], arguments: Sequence[Any], upstream: Any) -> list[Any]:
     """Computes the gradients of a function at its arguments, those of `sum(upstream result)`: one for each."""
     return list(jax.vjp(function, *arguments)[1](upstream))
-
-
-def sum_repeated_rows(gradient: Any) -> Any:
-    """Returns the gradient: on JAX, Keras's gradients are dense."""
-    return gradient
-
-
-def map_values(function: Callable[[Any], Any], gradient: Any) -> Any:
-    """Applies a function to the values of a gradient, or to those that a dense or sparse tensor stores."""
-    if not isinstance(gradient, BCOO):
-        return function(gradient)
-    indices = gradient.indices
-    known = {"indices_sorted": gradient.indices_sorted, "unique_indices": gradient.unique_indices}
-    return BCOO((function(gradient.data), indices), shape=gradient.shape, **known)
-
-
-def values_of(gradient: Any) -> Any:
-    """Returns the gradient, which is dense, or the values that a dense or sparse tensor stores."""
-    return gradient.data if isinstance(gradient, BCOO) else gradient
-
-
-def dense(gradient: Any) -> Any:
-    """Returns the gradient: it is dense."""
-    return gradient
-
-
-def sparse_gradients(model: keras.Model, embeddings: list[Any], unclear: list[Any]) -> list[Any]:
-    """Tells which variables have a sparse gradient: none.
-
-    Args:
-        model: a built Keras model.
-        embeddings: variables whose rows are looked up.
-        unclear: other variables.
-    """
-    return []

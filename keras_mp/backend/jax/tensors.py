@@ -1,6 +1,7 @@
 """Tensors and their bits."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -8,21 +9,12 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax.experimental.sparse import BCOO
 
 
 def as_tensor(x: Any) -> Any:
     """Reads a variable, or returns an array as it is."""
     return keras.ops.convert_to_tensor(x)
-
-
-def is_variable(thing: Any) -> bool:
-    """Tells whether something is a variable."""
-    return isinstance(thing, keras.Variable)
-
-
-def as_keras_variable(variable: keras.Variable) -> Any:
-    """A variable with `value` and `assign`; None for one without a value yet."""
-    return variable if variable._value is not None else None
 
 
 def bitcast(x: Any, dtype: str) -> Any:
@@ -49,3 +41,37 @@ def places(shape: tuple[int, ...], start: Any = 0) -> Any:
 def as_float4(x: Any) -> Any:
     """Casts numbers of E2M1 to the dtype of four bits."""
     return x.astype(jnp.float4_e2m1fn)
+
+
+def is_concrete(tensor: Any) -> bool:
+    """Tells whether a tensor has a value now, and is no part of a program that is being traced."""
+    return not isinstance(tensor, jax.core.Tracer)
+
+
+def to_numpy(variable: keras.Variable) -> np.ndarray:
+    """Reads a variable, wherever it lies; one that is split over processes, all of them must read."""
+    value = variable.value
+    if not value.is_fully_addressable and not value.is_fully_replicated:
+        from jax.experimental import multihost_utils  # not above, because Keras does not import it
+
+        return np.asarray(multihost_utils.process_allgather(value, tiled=True))
+    return np.asarray(value)
+
+
+def map_values(function: Callable[[Any], Any], gradient: Any) -> Any:
+    """Applies a function to the values of a gradient, or to those that a dense or sparse tensor stores."""
+    if not isinstance(gradient, BCOO):
+        return function(gradient)
+    indices = gradient.indices
+    known = {"indices_sorted": gradient.indices_sorted, "unique_indices": gradient.unique_indices}
+    return BCOO((function(gradient.data), indices), shape=gradient.shape, **known)
+
+
+def values_of(gradient: Any) -> Any:
+    """Returns the gradient, which is dense, or the values that a dense or sparse tensor stores."""
+    return gradient.data if isinstance(gradient, BCOO) else gradient
+
+
+def dense(gradient: Any) -> Any:
+    """Returns the gradient: it is dense."""
+    return gradient

@@ -1,7 +1,7 @@
 """Functions that change how others are computed: in one kernel, again, in a loop, without memory."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,6 @@ def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
     What is computed from them is not merged with the same computation elsewhere, so it is made anew.
     """
     return list(jax.lax.optimization_barrier((*tensors, *others))[: len(tensors)])
-
-
-def normalize_batch(x: Any, gamma: Any, beta: Any, epsilon: float) -> None:
-    """Returns None: whatever is jitted around it fuses what Keras's layer does."""
-    del x, gamma, beta, epsilon
 
 
 def gradient_scope() -> Callable[[], Any]:
@@ -79,3 +74,9 @@ def _rows(take: Callable[..., Any]) -> Callable[..., Any]:
         return take(table, indices, axis=0), gradient
 
     return rows
+
+
+@contextmanager
+def without_islands() -> Iterator[None]:
+    """A scope that does nothing."""
+    yield

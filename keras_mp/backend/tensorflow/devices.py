@@ -88,3 +88,14 @@ def peak_memory_bytes() -> int | None:
 def bfloat16_options() -> Mapping[str, Any]:
     """None: on a CPU TensorFlow's kernels multiply bfloat16 matrices, and no program of XLA does."""
     return {}
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Within it, products of float32 operands are float32 products: by default a GPU rounds them to TF32."""
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        yield
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(before)

@@ -1,8 +1,10 @@
 """Tensors and their bits."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 
@@ -10,30 +12,6 @@ def as_tensor(x: Any) -> Any:
     """Reads a variable, or returns a tensor as it is."""
     # Keras alone hands TensorFlow's variable through, which a function with a gradient of its own refuses.
     return tf.convert_to_tensor(keras.ops.convert_to_tensor(x))
-
-
-def is_variable(thing: Any) -> bool:
-    """Tells whether something is a variable, of Keras or of TensorFlow."""
-    return isinstance(thing, (keras.Variable, tf.Variable))
-
-
-class _NativeVariable(NamedTuple):
-    """What is read and assigned of a Keras variable, for one of TensorFlow's own."""
-
-    value: tf.Variable
-
-    def assign(self, value: Any) -> None:
-        self.value.assign(value)
-
-
-def as_keras_variable(variable: Any) -> Any:
-    """A variable with `value` and `assign`, as Keras's have; None if it is not of the distribution strategy in use."""
-    native = variable.value if isinstance(variable, keras.Variable) else variable
-    if not isinstance(native, tf.Variable) or not tf.distribute.get_strategy().extended.variable_created_in_scope(
-        native
-    ):
-        return None
-    return variable if isinstance(variable, keras.Variable) else _NativeVariable(native)
 
 
 def operation_of(tensor: tf.Tensor, kind: str) -> tf.Operation | None:
@@ -64,30 +42,51 @@ def places(shape: tuple[Any, ...], start: Any = 0) -> Any:
     return numbers
 
 
-def check_host_memory() -> None:
-    """Refuses: XLA on TensorFlow has no names for memory of the host."""
-    raise ValueError("state_memory='host' needs JAX: set the environment variable KERAS_BACKEND to 'jax'")
-
-
-def fetches_early() -> bool:
-    """Never: nothing lies in memory of the host."""
-    return False
-
-
-def keep_on_host(variable: keras.Variable) -> None:
-    """Leaves a variable where it is."""
-
-
-def fetched(array: Any, after: list[Any]) -> Any:
-    """Returns the tensor: it is where it is used."""
-    return array
-
-
-def stored(array: Any) -> Any:
-    """Returns the tensor: it stays where it is."""
-    return array
-
-
 def as_float4(x: Any) -> Any:
     """Casts numbers of E2M1 to E4M3, which holds them all: TensorFlow has no dtype of four bits."""
     return tf.cast(x, "float8_e4m3fn")
+
+
+def is_on_one_device() -> bool:
+    """Returns True: a replica computes on one device, with all weights."""
+    return True
+
+
+def part_of(variable: Any) -> tuple[Any, Any]:
+    """Reads a variable, of which each device has the whole here."""
+    return as_tensor(variable), None
+
+
+def is_concrete(tensor: Any) -> bool:
+    """Tells whether a tensor has a value now, and is no part of a program that is being traced."""
+    return hasattr(tensor, "numpy")
+
+
+def to_numpy(variable: keras.Variable) -> np.ndarray:
+    """Reads a variable."""
+    return np.asarray(keras.ops.convert_to_numpy(variable))
+
+
+def map_values(function: Callable[[Any], Any], gradient: Any) -> Any:
+    """Applies a function to the values that a dense, sparse or ragged gradient or tensor stores."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
+    if isinstance(gradient, tf.SparseTensor):
+        return gradient.with_values(function(gradient.values))
+    if isinstance(gradient, tf.RaggedTensor):
+        return gradient.with_flat_values(function(gradient.flat_values))
+    return function(gradient)
+
+
+def values_of(gradient: Any) -> Any:
+    """Returns the values that a dense, sparse or ragged gradient or tensor stores, as a dense tensor."""
+    if isinstance(gradient, tf.RaggedTensor):
+        return gradient.flat_values
+    return gradient.values if isinstance(gradient, (tf.IndexedSlices, tf.SparseTensor)) else gradient
+
+
+def dense(gradient: Any) -> Any:
+    """Returns a gradient as a tensor of its variable's shape."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])

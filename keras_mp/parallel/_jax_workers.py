@@ -13,8 +13,6 @@ from functools import partial
 from typing import Any, cast
 
 import jax
-import keras
-import numpy as np
 
 # Private: the key-value store of jax.distributed.
 from jax._src import distributed
@@ -23,10 +21,8 @@ from keras_mp.backend.common.keras_patches import patched
 
 ENGINE_ERRORS = (jax.errors.JaxRuntimeError,)
 """What a step or the store raises when another process is gone."""
-
 LATER_SECONDS = 10.0
 """How much later than the kit, which names the process, JAX itself may end a training."""
-
 _heard: dict[int, tuple[str, float]] = {}
 _shards_input = [False]
 
@@ -151,31 +147,8 @@ def is_engine_error(error: BaseException) -> bool:
     return isinstance(error, ENGINE_ERRORS) or (isinstance(error, ValueError) and "Gloo" in str(error))
 
 
-def steps_of(model: keras.Model) -> Any:
-    """Returns None: Keras's own `fit` trains over several processes."""
-
-
 def shards_input(now: bool | None = None) -> bool:
     """Whether each process feeds its shard of a batch, its own rows, or all of it; sets it where that is given."""
     if now is not None:
         _shards_input[0] = now
     return _shards_input[0]
-
-
-def to_numpy(variable: keras.Variable) -> np.ndarray:
-    """Reads a variable, wherever it lies; one that is split over processes, all of them must read."""
-    value = variable.value
-    if not value.is_fully_addressable and not value.is_fully_replicated:
-        from jax.experimental import multihost_utils  # not above, because Keras does not import it
-
-        return np.asarray(multihost_utils.process_allgather(value, tiled=True))
-    return np.asarray(value)
-
-
-def replica_values(variable: keras.Variable) -> None:
-    """Returns None: JAX's arrays are whole, wherever they lie."""
-
-
-def assign_replica_values(variable: keras.Variable, values: np.ndarray) -> None:
-    """Gives a variable the sum of what replicas on TensorFlow held of it."""
-    variable.assign(values.sum(axis=0))

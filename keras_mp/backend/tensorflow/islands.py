@@ -1,4 +1,8 @@
-"""Where islands may be, and the jitted programs that they call."""
+"""Islands: jitted programs, and other faster forms, inside a step that is not jitted as a whole: where they may be.
+
+On a CPU TensorFlow's kernels multiply 16-bit matrices faster than XLA's code does, so that the step is not jitted. What
+lies between the products reads and writes memory once a kernel there, and once in all where XLA compiles it.
+"""
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager

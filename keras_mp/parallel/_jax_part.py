@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec
 AXIS = "batch"
 """The axis of the mesh over which batches and variables are split."""
 
-
 # Where as many devices gather parts of so few bytes, libtpu 0.0.42 adds all parts to arrays of zeros, which sends twice
 # as much; a gather over one dimension of a slice stays one. Of smaller parts that does not matter.
 _ADDED_FROM = 64

@@ -15,13 +15,12 @@ import numpy as np
 
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.jax.devices import traced_chip
-from keras_mp.backend.jax.parallel import is_on_one_device
+from keras_mp.backend.jax.parts import is_on_one_device
 
 # The score of a key that is not seen, as Keras and Splash have it.
 MASKED_SCORE = -0.7 * float(np.finfo("float32").max)
 # A block of rows or columns has lanes of the chip, and at most so many.
 LANES, MOST = 128, 512
-
 
 # For each layer that is called now, the innermost last: what has computed its attention.
 _used: list[list[str]] = []

@@ -1,137 +1,24 @@
-"""Several processes on TensorFlow: MultiWorkerMirroredStrategy, and the steps that Keras's fit cannot make under it."""
+"""Steps over several processes on TensorFlow, and what each replica holds of a variable."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-# Private: the coordination service that the strategy starts, and its key-value store.
-from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
-
 # Private: how a strategy keeps a variable of which each replica has its own.
 from tensorflow.python.distribute.values import SyncOnReadVariable
-from tensorflow.python.eager.context import context
 
-from keras_mp.backend.tensorflow.replicas import OnReplicas
-
-ENGINE_ERRORS = (tf.errors.OpError,)
-"""What a step or the store raises when another process is gone."""
-
-_strategy: list[Any] = []
+from keras_mp.loss_scaling._tensorflow import OnReplicas
+from keras_mp.parallel._tensorflow import connected
 
 
-class WorkerReplicas(OnReplicas, tf.distribute.MultiWorkerMirroredStrategy):
-    """The replicas of all processes: each draws random numbers of its own, and counts by the rows that it has."""
-
-
-def connect(
-    addresses: Sequence[str],
-    index: int,
-    gpus: Sequence[int] | None,
-    silence_seconds: float,
-    join_seconds: float,
-    on_lost: Callable[[], None],
-) -> None:
-    """Connects this process with the others.
-
-    Args:
-        addresses: `host:port` of each, where TensorFlow is to listen.
-        index: the number of this process among them.
-        gpus: the numbers of the visible GPUs that this process takes; all by default.
-        silence_seconds: the seconds after which a process that sends no heartbeat is lost.
-        join_seconds: the seconds that the rendezvous waits for all; then an error names who is missing.
-        on_lost: an argument that is JAX's alone.
-
-    Raises:
-        RuntimeError: TensorFlow has computed something already, and can no longer be connected.
-        ValueError: this machine has no such GPU.
-    """
-    # Where TensorFlow reads it.
-    os.environ["TF_CONFIG"] = json.dumps(
-        {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}}
-    )
-    try:
-        _take_gpus(gpus)
-        # As the strategy does, whose own limits are an hour and 10 s, and which waits for ever for the last to come.
-        context().configure_coordination_service(
-            service_type="standalone",
-            service_leader="/job:worker/replica:0/task:0",
-            cluster_register_timeout_in_ms=int(join_seconds * 1000),
-            heartbeat_timeout_in_ms=int(silence_seconds * 1000),
-            coordinated_jobs=[CoordinatedJob(name="worker", num_tasks=len(addresses))],
-        )
-        context().coordination_service.cluster_register_with_barrier = True
-        strategy = WorkerReplicas()
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"TensorFlow can be connected with other processes only before it computes anything: call "
-            f"keras_mp.parallel.join before any model or random seed ({error})"
-        ) from error
-    _strategy.append(strategy)
-
-
-def _take_gpus(gpus: Sequence[int] | None) -> None:
-    physical = tf.config.list_physical_devices("GPU")
-    if gpus is None or not physical:
-        return
-    if max(gpus) >= len(physical):
-        raise ValueError(
-            f"this process would take GPU {max(gpus)}, and its machine has {len(physical)}: start fewer processes "
-            "there, or give each its own GPU with CUDA_VISIBLE_DEVICES"
-        )
-    tf.config.set_visible_devices([physical[gpu] for gpu in gpus], "GPU")
-
-
-def connected() -> Any:
-    """The strategy over all processes; None for a process alone."""
-    return _strategy[-1] if _strategy else None
-
-
-def store_put(key: str, text: str) -> None:
-    """Writes a text where all processes can read it; one that is there stays."""
-    try:
-        context().set_config_key_value(f"keras_mp/{key}", text)
-    except tf.errors.AlreadyExistsError:
-        pass
-
-
-def store_get(key: str) -> str:
-    """Reads a text, and waits until a process has written it."""
-    return str(context().get_config_key_value(f"keras_mp/{key}"))
-
-
-def silent_processes(count: int, silence_seconds: float) -> list[int]:
-    """Asks the coordination service of the first process which ones it does not hear.
-
-    Returns:
-        Those of which nothing was heard for some seconds, on the first process. The others only wait for an answer.
-    """
-    if _strategy[-1].cluster_resolver.task_id:
-        store_get("lives")  # the question below would hold all threads of this process while the first one is stopped
-        return []
-    store_put("lives", "")
-    states = context().get_task_states([("worker", count)])
-    return [index for index, error in enumerate(states) if error is not None]
-
-
-def stops_after(step: int, stop: bool) -> bool:
-    """Returns `stop`: a step sums what all processes want."""
-    return stop
-
-
-def disconnect() -> None:
-    """Does nothing: TensorFlow waits for nobody when a process exits."""
-
-
-def is_engine_error(error: BaseException) -> bool:
-    """Whether a step may have raised it because another process is gone."""
-    return isinstance(error, ENGINE_ERRORS)
+def can_jit() -> bool:
+    """Whether a step can be jitted here: not on several replicas, which XLA's program for one device cannot reach."""
+    return tf.distribute.get_strategy().num_replicas_in_sync == 1
 
 
 class Steps(NamedTuple):
@@ -158,7 +45,7 @@ def steps_of(model: keras.Model) -> Steps:
     Returns:
         Its steps.
     """
-    strategy = _strategy[-1]
+    strategy = connected()
 
     def step(data: Any, stop: Any) -> Any:
         logs = model.train_step(data)
@@ -190,11 +77,6 @@ def steps_of(model: keras.Model) -> Steps:
 def shards_input(now: bool | None = None) -> bool:
     """Returns True, and sets nothing: here each process always feeds its shard of a batch, its own rows."""
     return True
-
-
-def to_numpy(variable: keras.Variable) -> np.ndarray:
-    """Reads a variable."""
-    return np.asarray(keras.ops.convert_to_numpy(variable))
 
 
 def replica_values(variable: keras.Variable) -> np.ndarray | None:

@@ -12,15 +12,15 @@ from tensorflow.python.framework import op_def_registry
 
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.common.keras_private import BaseOptimizer
-from keras_mp.backend.tensorflow.gradients import dense
-from keras_mp.backend.tensorflow.islands.programs import has_islands
-from keras_mp.backend.tensorflow.tensors import operation_of
+from keras_mp.backend.tensorflow.islands import has_islands
+from keras_mp.backend.tensorflow.tensors import dense, operation_of
 
 # Operations with a state that XLA compiles: those of variables and of branches.
 _COMPILED_WITH_STATE = {
     *("AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp", "ReadVariableOp", "ResourceGather"),
     *("If", "StatefulPartitionedCall", "While"),
 }
+
 # Each device of these has all variables, and the gradients are summed over the replicas by then.
 _WHOLE_ON_EACH_DEVICE = (
     tf.distribute.MirroredStrategy,

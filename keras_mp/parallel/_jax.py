@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
@@ -14,10 +13,18 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from keras_mp.backend.common.keras_patches import patched
-from keras_mp.backend.jax import workers as jax_workers
-from keras_mp.backend.jax.part import AXIS, Part
-from keras_mp.backend.jax.placement import in_parts
-from keras_mp.backend.jax.tensors import as_tensor
+from keras_mp.backend.jax.parts import active, inside, reading_parts
+from keras_mp.parallel._jax_part import AXIS, Part
+from keras_mp.parallel._jax_placement import in_parts
+from keras_mp.parallel._jax_workers import ENGINE_ERRORS as ENGINE_ERRORS
+from keras_mp.parallel._jax_workers import connect as connect
+from keras_mp.parallel._jax_workers import disconnect as disconnect
+from keras_mp.parallel._jax_workers import is_engine_error as is_engine_error
+from keras_mp.parallel._jax_workers import shards_input
+from keras_mp.parallel._jax_workers import silent_processes as silent_processes
+from keras_mp.parallel._jax_workers import stops_after as stops_after
+from keras_mp.parallel._jax_workers import store_get as store_get
+from keras_mp.parallel._jax_workers import store_put as store_put
 
 HOW_TO_HAVE_MORE_DEVICES = "start with XLA_FLAGS=--xla_force_host_platform_device_count=8"
 
@@ -27,11 +34,6 @@ class _Active(NamedTuple):
 
     plan: Any
     mesh: Any
-
-
-_active: list[_Active] = []
-inside: list[dict[int, Part]] = []
-_reading_parts: list[bool] = []
 
 
 class Layout(keras.distribution.ModelParallel):
@@ -56,7 +58,7 @@ class Layout(keras.distribution.ModelParallel):
         return keras.distribution.TensorLayout(axes, self.device_mesh)
 
     def get_data_layout(self, data_shape: Any) -> Any:
-        self.plan.check_rows(data_shape[0] * (jax.process_count() if jax_workers.shards_input() else 1))
+        self.plan.check_rows(data_shape[0] * (jax.process_count() if shards_input() else 1))
         self.plan.check_matched(self._matched)
         return keras.distribution.TensorLayout([AXIS] + [None] * (len(data_shape) - 1), self.device_mesh)
 
@@ -64,21 +66,9 @@ class Layout(keras.distribution.ModelParallel):
         """Leaves activations to the compiler."""
 
 
-def can_jit() -> bool:
-    """Returns True: JAX jits a step on any number of devices."""
-    return True
-
-
 def is_spread(model: keras.Model) -> bool:
     """Whether a model was built on several devices or processes."""
     return any(len(variable.value.sharding.device_set) > 1 for variable in model.variables)
-
-
-def is_on_one_device() -> bool:
-    """Whether what is traced now computes on one device: by itself, or as a device's part of a step."""
-    distribution = keras.distribution.distribution()
-    alone = distribution is None or math.prod(distribution.device_mesh.shape) == 1
-    return bool(inside) or (alone and not _active)
 
 
 def tpu_coordinates(names: Sequence[str]) -> tuple[str, list[tuple[int, ...]]] | None:
@@ -90,39 +80,6 @@ def tpu_coordinates(names: Sequence[str]) -> tuple[str, list[tuple[int, ...]]] |
     devices = {f"{device.platform}:{device.id}": device for device in jax.devices()}
     coordinates = [tuple(getattr(devices.get(name), "coords", None) or ()) for name in names]
     return (devices[names[0]].device_kind, coordinates) if all(coordinates) else None
-
-
-def share_of_batch() -> None:
-    """Returns None: on JAX the devices have as many rows each, and a batch that they cannot divide, all of them."""
-
-
-def replica_count() -> int:
-    """Returns over how many devices the current Keras distribution splits a batch."""
-    distribution = keras.distribution.distribution()
-    if distribution is None or distribution.batch_dim_name is None:
-        return 1
-    mesh = distribution.device_mesh
-    return int(mesh.shape[mesh.axis_names.index(distribution.batch_dim_name)])
-
-
-def any_replica(flag: Any) -> Any:
-    """Returns the flag: a compiled JAX step sees the arrays of all devices and processes as one."""
-    return flag
-
-
-def sum_over_replicas(tensors: list[Any]) -> list[Any]:
-    """Returns the tensors: JAX has added up the gradients of all devices in the backward pass."""
-    return tensors
-
-
-def max_over_replicas(tensor: Any) -> Any:
-    """Returns the tensor: it is that of all devices."""
-    return tensor
-
-
-def reduce_dtype() -> str:
-    """Returns "float32": on JAX the gradients of a step have been summed before an optimizer sees them."""
-    return "float32"
 
 
 @contextmanager
@@ -151,12 +108,12 @@ def lowering_scope(plan: Any) -> Iterator[Any]:
 @contextmanager
 def _in_force(plan: Any, mesh: Any) -> Iterator[None]:
     step = {} if plan.by_compiler else {"keras.Model.compute_loss_and_updates": _loss_and_updates}
-    _active.append(_Active(plan, mesh))
+    active.append(_Active(plan, mesh))
     try:
         with patched(step):
             yield
     finally:
-        _active.pop()
+        active.pop()
 
 
 def _ragged_batches(plan: Any) -> AbstractContextManager[None]:
@@ -167,7 +124,7 @@ def _ragged_batches(plan: Any) -> AbstractContextManager[None]:
 
     def dividing(original: Callable[..., Any]) -> Callable[..., Any]:
         def distribute(batch: Any, layout: Any, batch_dim_name: Any) -> Any:
-            if batch is None or jax_workers.shards_input():
+            if batch is None or shards_input():
                 return original(batch, layout, batch_dim_name)
             layout = getattr(layout, "backend_layout", layout)
             if batch.shape[0] % plan.replicas:
@@ -190,7 +147,7 @@ def _loss_and_updates(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:  # fmt: skip
         if not training:
             return original(model, trainable, passive, metrics, x, y, sample_weight, training=False)
-        _active[-1].plan.check_dtypes(layer.compute_dtype for layer in model._flatten_layers())
+        active[-1].plan.check_dtypes(layer.compute_dtype for layer in model._flatten_layers())
         mapping = list(zip(model.optimizer.variables, optimizer_variables, strict=True))
         with keras.StatelessScope(state_mapping=mapping):
             factor = model.optimizer.scale_loss(jnp.ones(()))
@@ -222,7 +179,7 @@ def _on_each_device(
         What Keras's `compute_loss_and_updates` returns, and the gradients of the trainable variables, each with the
         layout of its variable.
     """
-    plan, mesh = _active[-1]
+    plan, mesh = active[-1]
     dtypes = _compute_dtypes(model)
     own = [_part(plan, v, dtypes) for v in model.trainable_variables]
     fixed = [_part(plan, v, dtypes) for v in model.non_trainable_variables]
@@ -280,27 +237,6 @@ def _part(plan: Any, variable: keras.Variable, dtypes: dict[int, str]) -> Part:
     return Part(axis, compute_dtype, plan.reduce_dtype, groups, overwritten, PartitionSpec(*axes), shape, rows)
 
 
-def part_of(variable: Any) -> tuple[Any, Any]:
-    """Reads a variable without gathering it.
-
-    Args:
-        variable: a variable, or an array.
-
-    Returns:
-        This device's part of its value, and how the whole is made of the parts; where there are no parts, the whole and
-        None.
-    """
-    part = inside[-1].get(id(variable)) if inside else None
-    if part is None:
-        return as_tensor(variable), None
-    _reading_parts.append(True)
-    try:
-        value = as_tensor(variable)
-    finally:
-        _reading_parts.pop()
-    return value, part if tuple(value.shape) != part.shape else None
-
-
 def _compute_dtypes(model: keras.Model) -> dict[int, str]:
     """The 16-bit dtype of each variable that its layer reads in one."""
     return {
@@ -340,7 +276,7 @@ def _one_of_several(split: dict[int, Part]) -> Iterator[None]:
     def gathering(read: Callable[..., Any]) -> Callable[..., Any]:
         def gathered(variable: keras.Variable, value: Any) -> Any:
             part = split.get(id(variable))
-            if part is not None and tuple(value.shape) != part.shape and not _reading_parts:
+            if part is not None and tuple(value.shape) != part.shape and not reading_parts:
                 value = part.gathered(value)
             return read(variable, value)
 

@@ -1,8 +1,8 @@
-"""Matrix products and attention with float32 sums."""
+"""Products with float32 sums, and normalization, on TensorFlow."""
 
 import string
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +13,7 @@ from tensorflow.compiler.xla import xla_data_pb2
 
 from keras_mp.backend.tensorflow.devices import traced_chip
 from keras_mp.backend.tensorflow.gradients import register_gradient
+from keras_mp.stability._tensorflow_rows import normalize_rows as normalize_rows
 
 
 def fused_attention_in_float32(dtype: str) -> bool:
@@ -85,12 +86,35 @@ def _transposed(x: Any, labels: Sequence[str], order: Sequence[str]) -> Any:
     return x if list(labels) == list(order) else tf.transpose(x, [labels.index(label) for label in order])
 
 
-@contextmanager
-def full_float32() -> Iterator[None]:
-    """Within it, products of float32 operands are float32 products: by default a GPU rounds them to TF32."""
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    try:
-        yield
-    finally:
-        tf.config.experimental.enable_tensor_float_32_execution(before)
+def normalize_batch(x: Any, gamma: Any, beta: Any, epsilon: float) -> tuple[Any, Any, Any] | None:
+    """Normalizes each feature over a batch in one kernel, which takes mean and variance in float32.
+
+    Args:
+        x: floats, shape `(..., features)`.
+        gamma, beta: float32, shape `(features,)`, or None for 1 and 0.
+        epsilon: the number that is added to the variance.
+
+    Returns:
+        (gamma * (x - mean) / sqrt(variance + epsilon) + beta in x's dtype, mean, variance), the variance that of the
+        batch itself; or None where XLA fuses the same, and where TensorFlow has no such kernel.
+    """
+    features = x.shape[-1]
+    if tf.__internal__.get_enclosing_xla_context() is not None or not features or x.dtype not in _NORMALIZED:
+        return None
+    count = tf.size(x) // features
+    # Where it can be, the first axis stays what it is: cuDNN has limits for it.
+    batch = tf.shape(x)[0] if len(x.shape) > 2 else count
+    rows = x if len(x.shape) == 4 else tf.reshape(x, (batch, count // tf.maximum(batch, 1), 1, features))
+    scale = tf.ones(features) if gamma is None else tf.cast(tf.convert_to_tensor(gamma), tf.float32)
+    offset = tf.zeros(features) if beta is None else tf.cast(tf.convert_to_tensor(beta), tf.float32)
+    y, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
+        x=rows, scale=scale, offset=offset, mean=tf.zeros(0), variance=tf.zeros(0), epsilon=epsilon, is_training=True
+    )
+    # The kernel divides by one value less than there are, as moving averages of other frameworks want it. Of a single
+    # value that is NaN on a GPU.
+    number = tf.cast(count, tf.float32)
+    variance = tf.where(tf.equal(count, 1), tf.zeros_like(variance), variance * ((number - 1) / number))
+    return (y if rows is x else tf.reshape(y, tf.shape(x))), mean, variance
+
+
+_NORMALIZED = (tf.float32, tf.bfloat16, tf.float16)

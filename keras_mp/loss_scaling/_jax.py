@@ -1,4 +1,6 @@
-"""A step's update, or none."""
+"""A step's update, or none, on JAX, and arrays that lie in the host's memory until they are used."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
@@ -7,8 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+from jax.sharding import SingleDeviceSharding
 
 from keras_mp.backend.jax.devices import traced_chip
+from keras_mp.backend.jax.transforms import barrier
 
 
 def all_finite(tensors: list[Any]) -> Any:
@@ -153,6 +157,124 @@ def atomic_step(
     return logs, (trainable, passive, optimizer, metrics)
 
 
-def is_concrete(tensor: Any) -> bool:
-    """Tells whether a tensor has a value now, and is no part of a program that is being traced."""
-    return not isinstance(tensor, jax.core.Tracer)
+HAS_SPARSE_GRADIENTS = False
+
+# A Keras optimizer that accumulates makes its update in every step, and then chooses between old and new values.
+ACCUMULATING_COPIES = True
+
+
+def sum_repeated_rows(gradient: Any) -> Any:
+    """Returns the gradient: on JAX, Keras's gradients are dense."""
+    return gradient
+
+
+def sparse_gradients(model: keras.Model, embeddings: list[Any], unclear: list[Any]) -> list[Any]:
+    """Tells which variables have a sparse gradient: none.
+
+    Args:
+        model: a built Keras model.
+        embeddings: variables whose rows are looked up.
+        unclear: other variables.
+    """
+    return []
+
+
+def share_of_batch() -> None:
+    """Returns None: on JAX the devices have as many rows each, and a batch that they cannot divide, all of them."""
+
+
+def replica_count() -> int:
+    """Returns over how many devices the current Keras distribution splits a batch."""
+    distribution = keras.distribution.distribution()
+    if distribution is None or distribution.batch_dim_name is None:
+        return 1
+    mesh = distribution.device_mesh
+    return int(mesh.shape[mesh.axis_names.index(distribution.batch_dim_name)])
+
+
+def any_replica(flag: Any) -> Any:
+    """Returns the flag: a compiled JAX step sees the arrays of all devices and processes as one."""
+    return flag
+
+
+def sum_over_replicas(tensors: list[Any]) -> list[Any]:
+    """Returns the tensors: JAX has added up the gradients of all devices in the backward pass."""
+    return tensors
+
+
+def max_over_replicas(tensor: Any) -> Any:
+    """Returns the tensor: it is that of all devices."""
+    return tensor
+
+
+def reduce_dtype() -> str:
+    """Returns "float32": on JAX the gradients of a step have been summed before an optimizer sees them."""
+    return "float32"
+
+
+def is_variable(thing: Any) -> bool:
+    """Tells whether something is a variable."""
+    return isinstance(thing, keras.Variable)
+
+
+def as_keras_variable(variable: keras.Variable) -> Any:
+    """A variable with `value` and `assign`; None for one without a value yet."""
+    return variable if variable._value is not None else None
+
+
+ON_HOST = "pinned_host"
+
+
+def check_host_memory() -> None:
+    """Checks that a step can read and write arrays in the host's memory.
+
+    Raises:
+        ValueError: If it cannot.
+    """
+    kinds = [memory.kind for memory in jax.devices()[0].addressable_memories()]
+    if ON_HOST not in kinds:
+        raise ValueError(
+            f"state_memory='host' needs memory of kind {ON_HOST!r}, and {jax.devices()[0]} has only {', '.join(kinds)}"
+        )
+
+
+def keep_on_host(variable: keras.Variable) -> None:
+    """Moves a variable to the host's memory, where whatever it is assigned outside of a step goes, too.
+
+    Args:
+        variable: A Keras variable, whose values a step then reads by `fetched` and assigns by `stored`.
+    """
+    layout = getattr(variable._layout, "backend_layout", variable._layout)
+    if layout is None:
+        layout = SingleDeviceSharding(jax.devices()[0])
+    variable._layout = layout.with_memory_kind(ON_HOST)
+    if variable._value is not None:
+        variable._direct_assign(variable._value)
+
+
+def fetched(array: Any, after: list[Any]) -> Any:
+    """Copies an array from the host's memory to the device, in a step not before others are there."""
+    if after and isinstance(array, jax.core.Tracer):
+        array = barrier([array], after)[0]
+    return jax.device_put(array, jax.memory.Space.Device)
+
+
+def fetches_early() -> bool:
+    """Whether what is traced is for a compiler that starts copies from the host early, and all at once.
+
+    libtpu starts them as soon as their source is there, whatever `fetched` has them wait for. In a loop it cannot.
+    """
+    return traced_chip().platform == "tpu"
+
+
+def stored(array: Any) -> Any:
+    """Copies an array from the device to the host's memory."""
+    return jax.device_put(array, jax.memory.Space.Host)
+
+
+def update_in_one_program(
+    update: Callable[[list[Any]], None], gradients: list[Any], keeps_rows: bool, beside: Any
+) -> None:
+    """Calls a function with gradients."""
+    del keeps_rows, beside
+    update(gradients)
