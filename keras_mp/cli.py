@@ -318,7 +318,7 @@ def bench(
     _check_writable(html=html)
     _find_modules_here()
     import_keras()
-    from keras_mp.bench.timing import check_precisions, measure
+    from keras_mp.bench.timing import check_precisions, time_in_processes
 
     arguments: dict[str, Any] = {} if batch_size is None else {"batch_size": whole_number("batch_size", batch_size)}
     if _is_file(model, context):
@@ -334,7 +334,7 @@ def bench(
             recipe.check_can_be_measured(config)
         function = "keras_mp.bench.keras_step:recipe"
         arguments |= {"arguments": [model, *context.args, *_option("--length", length)]}
-    report = measure(
+    report = time_in_processes(
         function,
         arguments,
         check_precisions(_names(compare)),

@@ -122,7 +122,7 @@ class BenchmarkReport(PicturedReport):
         return [names[place] for place in kept], [[cells[place] for place in kept] for cells in rows]
 
     def _svg(self) -> str:
-        return picture(self)
+        return bars(self)
 
     def _html(self) -> str:
         names, rows = self.table()
@@ -186,7 +186,7 @@ class BenchmarkReport(PicturedReport):
         ]
 
 
-def picture(report: BenchmarkReport) -> str:
+def bars(report: BenchmarkReport) -> str:
     """The bars, as SVG."""
     below = f"Time of a step compared with {report.base}; the line is the middle half of the rounds"
     return bar_chart(report.title, below, [_bar(report, row) for row in report.rows])

@@ -78,7 +78,7 @@ def benchmark(
         x, y, weight = batches_of([batch], 1)[0]
         Path(arguments["data"]).write_bytes(pickle.dumps((x, y) if weight is None else (x, y, weight)))
         title = f"{getattr(model, 'name', model)}: a training step"
-        return measure(
+        return time_in_processes(
             "keras_mp.bench.keras_step:file",
             arguments,
             names,
@@ -109,7 +109,7 @@ def check_precisions(compare: Sequence[str]) -> list[str]:
     return [BASE, *dict.fromkeys(name for name in wanted if name != BASE)]
 
 
-def measure(
+def time_in_processes(
     function: str,
     arguments: dict[str, Any],
     precisions: Sequence[str],

@@ -17,7 +17,7 @@ import numpy as np
 
 from keras_mp.conversion.to_float32 import unmerged_float32
 from keras_mp.export.export_report import DeploymentReport
-from keras_mp.export.saved_model import check_model, check_path, export_float32
+from keras_mp.export.saved_model import check_exportable, check_path, export_float32
 from keras_mp.export.verification import (
     NO_ORIGINAL,
     ExportError,
@@ -85,7 +85,7 @@ def check(model: keras.Model, path: Path, verify: Any, packages: Sequence[str], 
         TypeError, ExportError, FileExistsError, OSError: as `export_float32`.
         ImportError: a package is missing.
     """
-    check_model(model)
+    check_exportable(model)
     if verify is not None:
         check_batch(verify, inputs_of(model))
     size = sum(4 * int(np.prod(v.shape)) for v in model.weights)

@@ -98,7 +98,7 @@ def export_float32(
         0
     """
     path = Path(path)
-    check_model(model)
+    check_exportable(model)
     if verify is not None:
         check_batch(verify, inputs_of(model))
     check_path(path, sum(4 * int(np.prod(v.shape)) for v in model.weights), overwrite=overwrite)
@@ -141,7 +141,7 @@ def _export(model: keras.Model, path: Path, verify: Any, tolerance: float, overw
         return dataclasses.replace(report, notes=(*report.notes, *notes))
 
 
-def check_model(model: keras.Model) -> None:
+def check_exportable(model: keras.Model) -> None:
     """Refuses what cannot be exported: what is no model, is not built, or is quantized in a way that is not known."""
     check_is_model(model)
     if not model.built:

@@ -212,7 +212,7 @@ def read_kernel(variable: Any, scalings: Scalings) -> tuple[Any, Any]:
     return backend.part_of(variable) if scalings.takes_parts else (backend.as_tensor(variable), None)
 
 
-def join(quantized: Quantized, part: Any, axes: tuple[int, ...] | None = None) -> Quantized:
+def gather_parts(quantized: Quantized, part: Any, axes: tuple[int, ...] | None = None) -> Quantized:
     """Gathers a tensor of which a part was quantized.
 
     Args:

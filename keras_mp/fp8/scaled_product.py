@@ -14,7 +14,7 @@ from keras_mp.fp8.block_scaled import Blocks, as_matrix, block_dot, quantize_mat
 from keras_mp.fp8.equations import explicit, summed_axes
 from keras_mp.fp8.quantize import (
     Quantized,
-    join,
+    gather_parts,
     known_of,
     next_history,
     observe,
@@ -203,10 +203,10 @@ class _Products:
 
     def _quantized(self, x: Any, scaling: Scaling | None, axes: Any, along: Any, known: Any, part: Any) -> Any:
         if scaling is None:
-            return join(Quantized(keras.ops.cast(x, self._compute_dtype), keras.ops.ones(())), part)
+            return gather_parts(Quantized(keras.ops.cast(x, self._compute_dtype), keras.ops.ones(())), part)
         variable = zlib.crc32(self._path.encode())
         if not scaling.in_blocks:
-            return join(quantize(x, scaling, along, known, variable, part), part, along)
+            return gather_parts(quantize(x, scaling, along, known, variable, part), part, along)
         bits = rounding_bits(keras.ops.shape(x), scaling, known, variable)
         if scaling.granularity == "tile":
             return quantize_tiles(as_matrix(x, self._tile_axes)[0], scaling)

@@ -16,12 +16,12 @@ from keras_mp import backend
 from keras_mp.backend.common.calls import call_scope
 from keras_mp.backend.common.keras_private import AutocastScope, get_keras_mask
 from keras_mp.fp8.layers import Float8Layer
-from keras_mp.lean.chunked_loss import ChunkedCrossEntropy, measure, measures
+from keras_mp.lean.chunked_loss import ChunkedCrossEntropy, measures, update_metrics
 from keras_mp.lean.cross_entropy import chunks_save_memory
 from keras_mp.qat.keras_modes import config_of, logits_operands
 from keras_mp.rebuild import layers_below
 from keras_mp.rebuild.notes import original_class, precision_of_layer, treatments_of
-from keras_mp.rebuild.traced_call import trace_call
+from keras_mp.rebuild.traced_call import trace_layers
 from keras_mp.rebuild.walk import graph_of
 from keras_mp.stability.float32_layers import activation_of
 from keras_mp.stability.sensitive import PASSING_ON
@@ -57,7 +57,7 @@ class ChunkedLoss:
             )  # fmt: skip
         if metrics:
             total, rows = total
-            measure(metrics, y, rows, mask, weights)
+            update_metrics(metrics, y, rows, mask, weights)
             self._calls.measured = True
         others = [self._aggregate_additional_loss(keras.ops.cast(loss, "float32")) for loss in self.losses]  # type: ignore[attr-defined]
         return total + sum(others)
@@ -346,7 +346,7 @@ def find_called_head(model: Any) -> Found | None:
     if not isinstance(model, keras.Model) or graph_of(model) is not None or not model.built:
         return None
     heads = [layer for layer in layers_below(model) if isinstance(layer, HEADS)]
-    traced = trace_call(model, heads) if heads else None
+    traced = trace_layers(model, heads) if heads else None
     for call in traced.makers(traced.outputs) if traced else ():
         return Found(call.layer, call.inputs.shape[-1], tuple(call.outputs.shape))
     return None

@@ -13,7 +13,7 @@ from keras_mp.backend.common.keras_private import (
     in_stateless_scope,
     scale_loss_for_distribution,
 )
-from keras_mp.lean.cross_entropy import Rows, chunked_cross_entropy
+from keras_mp.lean.cross_entropy import RowMetrics, chunked_cross_entropy
 from keras_mp.rebuild.walk import Config
 from keras_mp.system.whole_number import whole_number
 
@@ -143,15 +143,15 @@ def _broadcast(weights: Any, targets: Any) -> tuple[int, ...]:
 # Metrics of a model with a large vocabulary, from what its chunked loss knows of each row.
 
 
-class Measured(NamedTuple):
+class WeighedMetric(NamedTuple):
     """A metric of a compiled model, and whether it counts sample weights."""
 
     metric: Any
     weighted: bool
 
 
-def measures(model: Any, y: Any, y_pred: Any) -> list[Measured]:
-    """The metrics that a model is compiled with, if each of them can be computed from `Rows`; else none.
+def measures(model: Any, y: Any, y_pred: Any) -> list[WeighedMetric]:
+    """The metrics that a model is compiled with, if each of them can be computed from `RowMetrics`; else none.
 
     Args:
         model: a compiled model with one output.
@@ -167,7 +167,7 @@ def measures(model: Any, y: Any, y_pred: Any) -> list[Measured]:
         compiled.build(y, y_pred)
     both = ((compiled._flat_metrics, False), (compiled._flat_weighted_metrics, True))
     measured = [
-        Measured(metric, weighted)
+        WeighedMetric(metric, weighted)
         for lists, weighted in both
         for metrics in lists
         for metric in (metrics.metrics if metrics else [])
@@ -175,7 +175,7 @@ def measures(model: Any, y: Any, y_pred: Any) -> list[Measured]:
     return measured if all(_is_known(metric) for metric, _ in measured) else []
 
 
-def measure(metrics: list[Measured], y: Any, rows: Rows, mask: Any, sample_weight: Any) -> None:
+def update_metrics(metrics: list[WeighedMetric], y: Any, rows: RowMetrics, mask: Any, sample_weight: Any) -> None:
     """Updates metrics as `compute_metrics` does.
 
     Args:
@@ -205,7 +205,7 @@ def _is_perplexity(metric: Any) -> bool:
     return keras.saving.get_registered_name(type(metric)) in ("keras_hub>Perplexity", "keras_nlp>Perplexity")
 
 
-def _measure_perplexity(metric: Any, y: Any, rows: Rows, mask: Any, sample_weight: Any) -> None:
+def _measure_perplexity(metric: Any, y: Any, rows: RowMetrics, mask: Any, sample_weight: Any) -> None:
     """Adds to the two sums of KerasHub's `Perplexity.update_state`."""
     targets = keras.ops.reshape(keras.ops.cast(y, "int32"), keras.ops.shape(rows.losses))
     weights = keras.ops.ones_like(rows.losses)

@@ -122,7 +122,7 @@ def chunked_cross_entropy(
     if not with_rows:
         return result
     loss, *of_rows = result
-    return loss, Rows(*(keras.ops.reshape(keras.ops.stop_gradient(x), shape) for x in of_rows))
+    return loss, RowMetrics(*(keras.ops.reshape(keras.ops.stop_gradient(x), shape) for x in of_rows))
 
 
 def chunks_save_memory(rows: int | None, width: int, vocabulary: int, itemsize: int) -> bool:
@@ -147,7 +147,7 @@ def chunks_save_memory(rows: int | None, width: int, vocabulary: int, itemsize: 
     return rows * vocabulary * 2 * itemsize > chunk * vocabulary * (4 + itemsize) + vocabulary * width * 8
 
 
-class Rows(NamedTuple):
+class RowMetrics(NamedTuple):
     """What metrics need of each row.
 
     Attributes:
@@ -171,7 +171,7 @@ class _Options(NamedTuple):
         vocabulary_first: whether the kernel has the shape `(vocabulary, width)`.
         features_dtype: the dtype of the features.
         gradient: whether there is a backward pass.
-        with_rows: whether each row's `Rows` are wanted.
+        with_rows: whether each row's `RowMetrics` are wanted.
     """
 
     vocabulary: int

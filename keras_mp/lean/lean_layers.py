@@ -21,7 +21,7 @@ engine = backend.engine_of(__package__)
 # Attention layers of Keras and KerasHub that attend as `keras_mp.lean.attention` does while they train.
 
 
-class Call(NamedTuple):
+class AttentionCall(NamedTuple):
     """What a layer asks of attention, besides query, key and value.
 
     Attributes:
@@ -52,7 +52,7 @@ class LeanAttention:
                 return self._attention_result(_attend(query, key, value, mask, call))
         return super()._compute_attention(query, key, value, *args, **kwargs)  # type: ignore[misc]
 
-    def _attention_call(self, query: Any, *args: Any, **kwargs: Any) -> Call | None:
+    def _attention_call(self, query: Any, *args: Any, **kwargs: Any) -> AttentionCall | None:
         """What the layer asks for; None where it attends in its own way."""
         raise NotImplementedError
 
@@ -70,12 +70,12 @@ class LeanMultiHeadAttention(LeanAttention):
         training: bool | None = None,
         return_attention_scores: bool = False,
         use_causal_mask: bool = False,
-    ) -> Call | None:
+    ) -> AttentionCall | None:
         if not may_be_differentiated(training) or return_attention_scores or len(query.shape) != 4:
             return None
         rate, kernel = _rate(self._dropout, training), not self._dropout  # type: ignore[attr-defined]
         scale, layer = self._inverse_sqrt_key_dim, self._dropout_layer  # type: ignore[attr-defined]
-        return Call(scale, attention_mask, use_causal_mask, rate, layer, kernel)
+        return AttentionCall(scale, attention_mask, use_causal_mask, rate, layer, kernel)
 
     def _attention_result(self, output: Any) -> Any:
         return output, None
@@ -86,12 +86,12 @@ class LeanGroupedQueryAttention(LeanAttention):
 
     def _attention_call(
         self, query: Any, attention_mask: Any = None, training: bool | None = None, use_causal_mask: bool = False
-    ) -> Call | None:
+    ) -> AttentionCall | None:
         if not may_be_differentiated(training) or self._return_attention_scores:  # type: ignore[attr-defined]
             return None
         rate, kernel = _rate(self.dropout, training), not self.dropout  # type: ignore[attr-defined]
         scale, layer = self._inverse_sqrt_head_dim, self._dropout_layer  # type: ignore[attr-defined]
-        return Call(scale, attention_mask, use_causal_mask, rate, layer, kernel)
+        return AttentionCall(scale, attention_mask, use_causal_mask, rate, layer, kernel)
 
     def _attention_result(self, output: Any) -> Any:
         return output, None
@@ -102,22 +102,24 @@ class LeanDecoderAttention(LeanAttention):
 
     def _attention_call(
         self, query: Any, attention_mask: Any = None, cache_update_index: Any = None, **options: Any
-    ) -> Call | None:
+    ) -> AttentionCall | None:
         if not may_be_differentiated() or options or _has_window(self, query.shape[1]):
             return None
         fused = getattr(self, "_use_fused_attention_op", lambda: keras.backend.backend() == "jax")
-        return Call(self._inv_norm_factor, attention_mask, kernel=fused())  # type: ignore[attr-defined]
+        return AttentionCall(self._inv_norm_factor, attention_mask, kernel=fused())  # type: ignore[attr-defined]
 
 
 class LeanNeoXAttention(LeanAttention):
     """Lean attention for KerasHub's GPT-NeoX."""
 
-    def _attention_call(self, query: Any, attention_mask: Any = None, training: bool | None = None) -> Call | None:
+    def _attention_call(
+        self, query: Any, attention_mask: Any = None, training: bool | None = None
+    ) -> AttentionCall | None:
         if not may_be_differentiated(training):
             return None
         rate, layer = _rate(self.dropout, training), self._attn_dropout_layer  # type: ignore[attr-defined]
         kernel = keras.backend.backend() == "jax" and not self.dropout  # type: ignore[attr-defined]
-        return Call(self._inv_norm_factor, attention_mask, False, rate, layer, kernel)  # type: ignore[attr-defined]
+        return AttentionCall(self._inv_norm_factor, attention_mask, False, rate, layer, kernel)  # type: ignore[attr-defined]
 
 
 class LeanGemmaAttention(LeanAttention):
@@ -125,22 +127,22 @@ class LeanGemmaAttention(LeanAttention):
 
     def _attention_call(
         self, query: Any, attention_mask: Any, training: bool | None = False, cache_update_index: Any = 0
-    ) -> Call | None:
+    ) -> AttentionCall | None:
         if not may_be_differentiated(training):
             return None
         width = self.head_dim if self.query_head_dim_normalize else self.hidden_dim // self.num_query_heads  # type: ignore[attr-defined]
         if self.use_sliding_window_attention and attention_mask is not None:  # type: ignore[attr-defined]
             attention_mask = self._mask_sliding_window(attention_mask, cache_update_index=cache_update_index)  # type: ignore[attr-defined]
         rate, kernel = _rate(self.dropout, training), self._use_fused_attention_op()  # type: ignore[attr-defined]
-        return Call(float(width) ** -0.5, attention_mask, False, rate, self.dropout_layer, kernel)  # type: ignore[attr-defined]
+        return AttentionCall(float(width) ** -0.5, attention_mask, False, rate, self.dropout_layer, kernel)  # type: ignore[attr-defined]
 
 
 class LeanJointAttention(LeanAttention):
     """Lean attention for the blocks of KerasHub's Stable Diffusion 3, which attend over image and text together."""
 
-    def _attention_call(self, query: Any) -> Call | None:
+    def _attention_call(self, query: Any) -> AttentionCall | None:
         kernel = keras.backend.backend() == "jax"
-        return Call(self._inverse_sqrt_key_dim, kernel=kernel) if may_be_differentiated() else None  # type: ignore[attr-defined]
+        return AttentionCall(self._inverse_sqrt_key_dim, kernel=kernel) if may_be_differentiated() else None  # type: ignore[attr-defined]
 
     def _attention_result(self, output: Any) -> Any:
         return keras.ops.reshape(output, (keras.ops.shape(output)[0], -1, self.num_heads * self.head_dim))  # type: ignore[attr-defined]
@@ -222,7 +224,7 @@ def _by_query(mask: Any) -> tuple[Any, bool]:
     return (keras.ops.squeeze(mask, 1), True) if len(mask.shape) == 4 and mask.shape[1] == 1 else (None, False)
 
 
-def _attend(query: Any, key: Any, value: Any, mask: Any, call: Call) -> Any:
+def _attend(query: Any, key: Any, value: Any, mask: Any, call: AttentionCall) -> Any:
     # Keras's operation returns the mean of the values where a row sees none; its softmax layer makes that 0.
     options: dict[str, Any] = {"unseen": "mean" if call.kernel else "zero"}
     if call.dropout:

@@ -57,7 +57,7 @@ def _check_slots(optimizer: keras.optimizers.Optimizer) -> None:
             )
 
 
-def build(
+def build_inner(
     optimizer: keras.optimizers.Optimizer,
     variables: list[keras.Variable],
     state_dtype: str = "float32",

@@ -18,8 +18,8 @@ from keras_mp import backend
 from keras_mp.loss_scaling.gradients import is_finite, is_overwritten, sum_of_squares
 from keras_mp.loss_scaling.inner_build import slots_of
 from keras_mp.loss_scaling.loss_scale import AnyLossScale
-from keras_mp.loss_scaling.state_slot import StateSlot, Unconstrained, WideWeight, chosen, is_narrow, updating
-from keras_mp.rebuild.optimizers import leaves, optimizer_slots, stored
+from keras_mp.loss_scaling.state_slot import StateSlot, Unconstrained, WideWeight, is_narrow, updating, where_finite
+from keras_mp.rebuild.optimizers import leaves, optimizer_slots, stored_variables
 from keras_mp.system.packages import package_of
 
 engine = backend.engine_of(__package__)
@@ -59,7 +59,7 @@ def accumulation_steps(optimizer: keras.optimizers.Optimizer) -> int:
     return steps.pop() if steps else 1
 
 
-def count(optimizer: keras.optimizers.Optimizer) -> None:
+def count_step(optimizer: keras.optimizers.Optimizer) -> None:
     """Adds one to the iterations of an optimizer and of those inside."""
     for counted in {id(counted): counted for counted in (optimizer, *leaves(optimizer))}.values():
         counted._iterations.assign_add(1)
@@ -170,7 +170,7 @@ def _overwrite_with_gradients(
     for gradient, variable in pairs:
         if is_overwritten(variable):
             finite = is_finite(gradient) if releases and gradient is not None else None
-            variable.assign(chosen(finite, gradient, variable))
+            variable.assign(where_finite(finite, gradient, variable))
     rest = [(gradient, variable) for gradient, variable in pairs if not is_overwritten(variable)]
     # The constraint of a bfloat16 weight is a part of its update, which rounds but once.
     stand_in = [Unconstrained(v) if is_narrow(v) and v.constraint is not None else v for _, v in rest]
@@ -261,7 +261,7 @@ def _whatever(values: list[Any]) -> Any:
 def _read_by_update(leaf: keras.optimizers.Optimizer, variable: keras.Variable) -> list[keras.Variable]:
     """A weight, its slots, and the optimizer's variables that belong to no weight."""
     own = [slot.variable for slot in optimizer_slots(leaf) if slot.weight is None or slot.weight is variable]
-    return [variable, *(part for slot in own for part in stored(slot))]
+    return [variable, *(part for slot in own for part in stored_variables(slot))]
 
 
 def _clipped(leaf: keras.optimizers.Optimizer, last_norm: Any, gradient: Any) -> Any:
@@ -286,13 +286,13 @@ def _keeping(leaf: keras.optimizers.Optimizer, finite: Any) -> Iterator[None]:
             return
         rows = backend.values_of(value) is not value
         old = ops.take(variable, value.indices, axis=0) if rows else variable
-        type(leaf).assign(leaf, variable, backend.map_values(lambda new: chosen(finite, new, old), value))
+        type(leaf).assign(leaf, variable, backend.map_values(lambda new: where_finite(finite, new, old), value))
 
     def relative(name: str) -> Callable[[Any, Any], None]:
         def change(variable: Any, value: Any) -> None:
             if not isinstance(variable, StateSlot):
                 value = backend.map_values(
-                    lambda new: chosen(finite, new, ops.zeros_like(backend.as_tensor(new))), value
+                    lambda new: where_finite(finite, new, ops.zeros_like(backend.as_tensor(new))), value
                 )
             getattr(type(leaf), name)(leaf, variable, value)
 
@@ -315,7 +315,7 @@ def _decay(leaf: keras.optimizers.Optimizer, weight: Any, finite: Any) -> None:
         before = ops.copy(backend.as_tensor(weight))
         type(leaf)._apply_weight_decay(leaf, [weight])
         if not isinstance(weight, StateSlot):  # which is stored when it is closed
-            weight.assign(chosen(finite, backend.as_tensor(weight), before))
+            weight.assign(where_finite(finite, backend.as_tensor(weight), before))
     elif leaf.weight_decay is not None and leaf._use_weight_decay(weight):
         rate = ops.cast(leaf.learning_rate, "float32")
         leaf.assign_sub(weight, weight * leaf.weight_decay * rate)

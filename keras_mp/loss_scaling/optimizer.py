@@ -143,7 +143,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if self.built:
             return
         check_weights(variables)
-        inner_build.build(self.inner_optimizer, variables, self.state_dtype, self.state_memory)
+        inner_build.build_inner(self.inner_optimizer, variables, self.state_dtype, self.state_memory)
         inner.check_can_release(self.inner_optimizer, self.loss_scale)
         with keras.name_scope(self.name):
             self._sums = gradients.empty_sums(variables) if self._accumulation_steps > 1 else []
@@ -485,7 +485,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self._if(
             ops.equal(micro_batch, self._accumulation_steps - 1),
             partial(self._update_with_mean, variables=variables),
-            lambda _: inner.count(self.inner_optimizer),
+            lambda _: inner.count_step(self.inner_optimizer),
             grads,
         )
 

@@ -236,10 +236,10 @@ class StateSlot:
     def _store(self, value: Any, bits: Any, finite: Any = None) -> Any:
         root = ops.sqrt(ops.maximum(value, 0.0)) if self.holds_root else value
         values, scale = encode(root, self.state_dtype, bits, self.holds_root)
-        values = chosen(finite, values, None if finite is None else self._stored_values())
+        values = where_finite(finite, values, None if finite is None else self._stored_values())
         self.values.assign(engine.stored(values) if self.on_host else values)
         if self.scale is not None:
-            self.scale.assign(chosen(finite, scale, self.scale))
+            self.scale.assign(where_finite(finite, scale, self.scale))
         return values
 
     def __jax_array__(self) -> Any:
@@ -260,7 +260,7 @@ class StateSlot:
     __pow__ = keras.Variable.__pow__
 
 
-def chosen(finite: Any, value: Any, variable: Any) -> Any:
+def where_finite(finite: Any, value: Any, variable: Any) -> Any:
     """Returns a new value where `finite` is true or None, else that of the variable, which it is to be assigned to."""
     if finite is None:
         return value

@@ -99,7 +99,7 @@ class Coordinator:
             return "".join(
                 f"\n  {self.cluster.name(index)}: {line}"
                 for index, other in enumerate(values)
-                for line in differences(values[0], other)
+                for line in differing_keys(values[0], other)
             )
 
         if text := self._judged(value, judge):
@@ -268,7 +268,7 @@ class Coordinator:
         return f"{self.cluster.name(self.cluster.index)} cannot join: is its port in use? {text}"
 
 
-def differences(one: Any, other: Any, path: str = "") -> list[str]:
+def differing_keys(one: Any, other: Any, path: str = "") -> list[str]:
     """Says in which keys two values that JSON can hold differ.
 
     Returns:
@@ -277,6 +277,6 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
     if isinstance(one, dict) and isinstance(other, dict):
         lines = []
         for key in dict.fromkeys([*one, *other]):
-            lines += differences(one.get(key), other.get(key), f"{path}.{key}" if path else str(key))
+            lines += differing_keys(one.get(key), other.get(key), f"{path}.{key}" if path else str(key))
         return lines
     return [] if one == other else [f"{path + ': ' if path else ''}{other!r}, and worker 0 has {one!r}"]

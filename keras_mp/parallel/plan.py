@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from keras_mp.parallel.hops import Hops, groups_of, hops_of
-from keras_mp.precision.formats import E4M3, quantize, scale_to
+from keras_mp.precision.formats import E4M3, scale_and_cast, scale_to
 from keras_mp.system.one_of import one_of
 
 # Weights that are gathered in one byte: E4M3 with a scale for each row.
@@ -44,7 +44,7 @@ class Rows:
         amax = keras.ops.cast(keras.ops.max(keras.ops.abs(x), axis=-1), "float32")
         amax = amax if largest is None else largest(amax)
         scales = scale_to(E4M3.max, amax, power_of_two=True)
-        return quantize(x, E4M3, scales[..., None]), scales
+        return scale_and_cast(x, E4M3, scales[..., None]), scales
 
     def dequantize(self, codes: Any, scales: Any) -> Any:
         """The numbers of codes: float32."""

@@ -209,7 +209,7 @@ def _fraction(bits: Any) -> Any:
     return keras.ops.cast(keras.ops.cast(high, "int32"), "float32") * 2.0**-16 + 2.0**-17
 
 
-def quantize(x: Any, format: Format, scale: Any) -> Any:
+def scale_and_cast(x: Any, format: Format, scale: Any) -> Any:
     """Scales in float32 and casts: `cast(x . scale)`.
 
     Args:
@@ -227,8 +227,8 @@ def dequantize(values: Any, scale: Any) -> Any:
     """Undoes the scaling: `float32(values) / scale`.
 
     Args:
-        values: the result of `quantize`.
-        scale: the scale that `quantize` was given.
+        values: the result of `scale_and_cast`.
+        scale: the scale that `scale_and_cast` was given.
 
     Returns:
         A float32 tensor of the shape of values.

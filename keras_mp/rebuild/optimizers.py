@@ -49,7 +49,7 @@ def optimizer_slots(optimizer: keras.optimizers.Optimizer, prefix: str = "") -> 
     return list({id(slot.variable): slot for slot in slots}.values())
 
 
-def stored(slot: Any) -> list[keras.Variable]:
+def stored_variables(slot: Any) -> list[keras.Variable]:
     """The variables of a slot: itself, or those of one that is stored in fewer bits than it is read in."""
     return [slot] if isinstance(slot, keras.Variable) else slot.variables
 
@@ -185,12 +185,12 @@ def carry_slots(
         place = places.get((name, id(None if weight is None else variables[id(weight)])))
         if place is not None and tuple(slot.shape) == tuple(place.shape):
             _copy(slot, place)
-            reached.update(map(id, stored(slot)))
+            reached.update(map(id, stored_variables(slot)))
     return [f"optimizer variable {v.path!r} was not carried over" for v in old.variables if id(v) not in reached]
 
 
 def _copy(old: Any, new: Any) -> None:
-    parts = stored(old), stored(new)
+    parts = stored_variables(old), stored_variables(new)
     if [part.dtype for part in parts[0]] == [part.dtype for part in parts[1]]:
         for one, other in zip(*parts, strict=True):
             copy_value(one, other)

@@ -12,7 +12,7 @@ from keras_mp.backend.common.keras_private import compute_output_spec
 from keras_mp.rebuild.walk import map_shapes
 
 
-class Call(NamedTuple):
+class TracedCall(NamedTuple):
     """A call of a layer.
 
     Attributes:
@@ -35,14 +35,14 @@ class Traced(NamedTuple):
     """
 
     outputs: Any
-    calls: list[Call]
+    calls: list[TracedCall]
 
-    def makers(self, tensor: Any) -> list[Call]:
+    def makers(self, tensor: Any) -> list[TracedCall]:
         """The calls that returned this very tensor: that which made it, then those that handed it on."""
         return [call for call in self.calls if call.outputs is tensor]
 
 
-def trace_call(model: keras.Model, layers: Iterable[keras.layers.Layer]) -> Traced | None:
+def trace_layers(model: keras.Model, layers: Iterable[keras.layers.Layer]) -> Traced | None:
     """Traces a built model by the shapes that it was built for, and notes the calls of some of its layers.
 
     Returns:
@@ -63,7 +63,7 @@ def _traced(model: keras.Model, watched: list[tuple[str, Any]], dtype: str) -> T
     def noting(path: str, layer: Any, name: str, function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             outputs = function(*args, **kwargs)
-            calls.append(Call(layer, args[0] if args else None, outputs))
+            calls.append(TracedCall(layer, args[0] if args else None, outputs))
             return outputs
 
         return call

@@ -14,7 +14,7 @@ import keras
 from keras_mp.rebuild import children_of, has_no_call, layers_below, operations_of, with_self
 from keras_mp.rebuild.merged import CALIBRATED
 from keras_mp.rebuild.notes import original_class, treatments_of
-from keras_mp.rebuild.traced_call import trace_call
+from keras_mp.rebuild.traced_call import trace_layers
 from keras_mp.rebuild.walk import graph_of
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
@@ -408,7 +408,7 @@ def output_layers(model: keras.Model) -> dict[int, str]:
 
 def _returned_by_call(model: keras.Model) -> dict[int, str]:
     """The same of a subclassed model."""
-    traced = trace_call(model, _reached(model))
+    traced = trace_layers(model, _reached(model))
     if traced is None:
         return {id(model): "its output"}
     reasons: dict[int, str] = {}

@@ -139,10 +139,10 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._quiet: Any = None
         self._before = [snapshot(callback) for callback in self.callbacks]
         if checkpoints_in(self.folder):
-            training_state.build(self.model, None if self.batches is None else self.batches.batch(0, 0))
+            training_state.build_state(self.model, None if self.batches is None else self.batches.batch(0, 0))
             self._resume()
         if self.model.built:
-            training_state.build(self.model)
+            training_state.build_state(self.model)
         if self.model.built and workers.is_first():
             self._check_room()
 

@@ -12,7 +12,7 @@ from keras_mp import backend
 from keras_mp.conversion.other_precision import precision_of
 from keras_mp.parallel import workers
 from keras_mp.training.batches import Batches
-from keras_mp.training.training_state import build, describe
+from keras_mp.training.training_state import build_state, describe
 
 engine = backend.engine_of(__package__)
 
@@ -61,7 +61,7 @@ def fit(
     steps = None
     if workers.count() > 1:
         batches.take_share(workers.index(), workers.count())
-        build(model, batches[0])
+        build_state(model, batches[0])
         workers.agree("the model", {**describe(model), "precision": precision_of(model)})
         steps = engine.steps_of(model)
     if steps is not None:

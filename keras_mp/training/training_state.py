@@ -27,7 +27,7 @@ STORED, STORED_ROOT, SCALE = "|stored", "|stored_root", "|scale"
 _SINCE_RESET = "loss_scale._since_reset"
 
 
-def build(model: keras.Model, batch: Any = None) -> None:
+def build_state(model: keras.Model, batch: Any = None) -> None:
     """Creates what a first training step would: the optimizer's variables and, given a batch, those of the metrics.
 
     Raises:

@@ -8,7 +8,7 @@ from keras_mp import backend
 from keras_mp.parallel import coordinator as module
 from keras_mp.parallel import workers
 from keras_mp.parallel.cluster import Cluster, ClusterError
-from keras_mp.parallel.coordinator import Coordinator, LostWorkerError, differences
+from keras_mp.parallel.coordinator import Coordinator, LostWorkerError, differing_keys
 
 engine = backend.engine_of("keras_mp.parallel")
 
@@ -228,8 +228,8 @@ def test_the_process_that_an_error_of_the_engine_names(store):
 
 def test_differences_are_told_by_key():
     one = {"a": 1, "b": {"c": 2, "d": [1]}, "e": None}
-    assert differences(one, one) == []
-    assert differences(one, {"a": 1, "b": {"c": 3, "d": [1]}, "f": 0}) == [
+    assert differing_keys(one, one) == []
+    assert differing_keys(one, {"a": 1, "b": {"c": 3, "d": [1]}, "f": 0}) == [
         "b.c: 3, and worker 0 has 2",
         "f: 0, and worker 0 has None",
     ]
