@@ -10,7 +10,7 @@ from keras_mp import backend
 from keras_mp.backend.common.keras_private import global_state
 from keras_mp.lean.gelu import gelu
 from keras_mp.precision.policy import pays
-from keras_mp.rebuild.notes import Notes, notes_of
+from keras_mp.rebuild.notes import existing_notes
 from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.treatment.treated import Treatment, register_treatments
 
@@ -69,7 +69,7 @@ class StepOnACPU:
 
     def train_step(self, *arguments: Any) -> Any:
         # On JAX there is a state before the batch.
-        with _notes(self).kept[STEP_ON_A_CPU](arguments[-1]):
+        with existing_notes(self).kept[STEP_ON_A_CPU](arguments[-1]):
             return super().train_step(*arguments)  # type: ignore[misc]
 
     def make_train_function(self, *arguments: Any, **named: Any) -> Any:
@@ -94,13 +94,7 @@ def compiler_options(model: Any) -> Mapping[str, Any]:
 
 
 def _keep_scopes(model: Any) -> None:
-    _notes(model).kept[STEP_ON_A_CPU] = engine.step_scopes(gelu)
-
-
-def _notes(model: Any) -> Notes:
-    notes = notes_of(model)
-    assert notes is not None
-    return notes
+    existing_notes(model).kept[STEP_ON_A_CPU] = engine.step_scopes(gelu)
 
 
 register_treatments({STEP_ON_A_CPU: Treatment(lambda original, names: StepOnACPU, _keep_scopes, order=-2)})

@@ -49,6 +49,13 @@ def notes_of(layer: Any) -> Notes | None:
     return vars(layer).get(_NAME)
 
 
+def existing_notes(layer: Any) -> Notes:
+    """Returns the notes on a layer that the kit has changed."""
+    notes = notes_of(layer)
+    assert notes is not None, layer  # a layer has its notes before it is treated, and until it has no treatment
+    return notes
+
+
 def write_notes(layer: Any, notes: Notes | None) -> None:
     """Notes something about a layer, past Keras's tracking of attributes; None takes all of it away."""
     if notes is None:

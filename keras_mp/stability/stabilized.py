@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_mp.rebuild import narrow, own_variables, widen
-from keras_mp.rebuild.notes import FLOAT8, Notes, notes_of, original_class
+from keras_mp.rebuild.notes import FLOAT8, existing_notes, original_class
 from keras_mp.rebuild.quantized_policies import (
     keep_statistics_as_computed,
     policy_of,
@@ -120,13 +120,7 @@ class _Before:
 
 def _note(layer: Any) -> None:
     wide = frozenset(variable.path for variable in own_variables(layer) if variable.dtype == "float32")
-    _notes(layer).kept.setdefault("stabilize", _Before(layer._dtype_policy, layer.autocast, wide))
-
-
-def _notes(layer: Any) -> Notes:
-    notes = notes_of(layer)
-    assert notes is not None, layer  # a layer has its notes before it is treated, and until it has no treatment
-    return notes
+    existing_notes(layer).kept.setdefault("stabilize", _Before(layer._dtype_policy, layer.autocast, wide))
 
 
 def _to_float32(layer: Any) -> None:
@@ -160,7 +154,7 @@ def _regularizer_in_float32(layer: Any) -> None:
 
 
 def _as_before(layer: Any) -> None:
-    notes = _notes(layer)
+    notes = existing_notes(layer)
     before = notes.kept.pop("stabilize", None)
     if before is None:
         return

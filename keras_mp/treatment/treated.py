@@ -15,7 +15,16 @@ import keras
 from keras_mp.backend.common.keras_private import functional_like_constructor, global_state
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild.config import original_config
-from keras_mp.rebuild.notes import Changed, Notes, Place, notes_of, original_class, treatments_of, write_notes
+from keras_mp.rebuild.notes import (
+    Changed,
+    Notes,
+    Place,
+    existing_notes,
+    notes_of,
+    original_class,
+    treatments_of,
+    write_notes,
+)
 from keras_mp.rebuild.quantized_policies import policy_of, settle_policies, with_source
 from keras_mp.rebuild.walk import Config, children_of, graph_of, layers_below
 
@@ -104,7 +113,7 @@ class Treated(Changed):
                 "whose format holds only the name of a class, not what keras_mp changed: save as '.keras', or the "
                 "weights alone, or call keras_mp.revert(model) before"
             )
-        notes = _notes(self)
+        notes = existing_notes(self)
         outer = _SHOWN.get()
         shown: set[int] = set()
         before = _SHOWN.set(shown)
@@ -148,10 +157,10 @@ class Treated(Changed):
             for entry in config.get("inside", [])
         }
         layer = treat(layer, _read(config["treatments"]), config["precision"])
-        _notes(layer).kept[_POLICY] = policy
+        existing_notes(layer).kept[_POLICY] = policy
         if waiting:
             treat(layer, {INSIDE: None})
-            _notes(layer).waiting |= waiting
+            existing_notes(layer).waiting |= waiting
             treat_inside(layer)
         return layer
 
@@ -161,7 +170,7 @@ class Treated(Changed):
         return (getattr(self._original, load.__name__), *arguments)  # type: ignore[union-attr]
 
     def build_from_config(self, config: Config) -> None:
-        with restored_policy(keras.dtype_policies.deserialize(_notes(self).kept.get(_POLICY))):
+        with restored_policy(keras.dtype_policies.deserialize(existing_notes(self).kept.get(_POLICY))):
             super().build_from_config(config)  # type: ignore[misc]
         treat_inside(self)  # before weights are loaded
 
@@ -192,10 +201,10 @@ class _BeforeCall:
 
 def see_to(layer: Any) -> None:
     """What a layer with treatments does before it computes."""
-    if _notes(layer).waiting:
+    if existing_notes(layer).waiting:
         settle_policies(layer)
         treat_inside(layer)
-    for name in _notes(layer).treatments:
+    for name in existing_notes(layer).treatments:
         before_call = _treatment(name).before_call
         if before_call is not None:
             before_call(layer)
@@ -203,17 +212,11 @@ def see_to(layer: Any) -> None:
 
 def treat_inside(layer: Any) -> None:
     """Treats those of the sublayers that no config shows which exist by now."""
-    waiting = _notes(layer).waiting
+    waiting = existing_notes(layer).waiting
     for place in list(waiting):
         part = part_at(layer, place)
         if part is not None:
             treat(part, *waiting.pop(place))
-
-
-def _notes(layer: Any) -> Notes:
-    notes = notes_of(layer)
-    assert notes is not None, layer
-    return notes
 
 
 def _written(treatments: Mapping[str, Any]) -> Config:
@@ -258,7 +261,7 @@ def _not_shown(layer: Any, shown: Collection[int]) -> Iterator[tuple[Place, Note
             yield from visit(part, (*place, step))
 
     yield from visit(layer, ())
-    yield from ((place, Notes(*entry)) for place, entry in _notes(layer).waiting.items())
+    yield from ((place, Notes(*entry)) for place, entry in existing_notes(layer).waiting.items())
 
 
 def new_to(layer: Any, treatments: Mapping[str, Any]) -> dict[str, Any]:
