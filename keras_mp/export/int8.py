@@ -16,7 +16,7 @@ from keras_mp.backend.common.calls import wrapped_methods
 from keras_mp.export.export_report import Int8Layer
 from keras_mp.export.litert_file import LiteRTFile, Operator
 from keras_mp.numerics.audit import SAMPLE
-from keras_mp.numerics.observe import layers_and_operations
+from keras_mp.numerics.observe import is_float_tensor, layers_and_operations
 from keras_mp.numerics.ranges import Range, sampled
 
 # Records that are run at once.
@@ -74,7 +74,7 @@ def outputs_of(model: keras.Model, batch: Any) -> list[tuple[str, np.ndarray]]:
         def call(*args: Any, **kwargs: Any) -> Any:
             seen.update((id(x), x) for x in keras.tree.flatten((args, kwargs)))
             result = function(*args, **kwargs)
-            outputs.extend((path, x) for x in keras.tree.flatten(result) if id(x) not in seen and _is_float(x))
+            outputs.extend((path, x) for x in keras.tree.flatten(result) if id(x) not in seen and is_float_tensor(x))
             seen.update((id(x), x) for x in keras.tree.flatten(result))
             return result
 
@@ -168,10 +168,6 @@ def sqnr(actual: np.ndarray, expected: np.ndarray) -> float:
     if not math.isfinite(noise):
         return -math.inf
     return 10 * math.log10(signal / noise) if signal else -math.inf
-
-
-def _is_float(x: Any) -> bool:
-    return keras.ops.is_tensor(x) and keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype))
 
 
 def _batches(inputs: Any, size: int) -> Iterator[Any]:

@@ -13,6 +13,7 @@ import numpy as np
 from keras import ops
 
 from keras_mp import backend
+from keras_mp.rebuild.state import is_overwritten
 
 engine = backend.engine_of(__package__)
 
@@ -21,11 +22,6 @@ def at_least_float32(dtype: Any) -> str:
     """Returns the dtype that gradients of a dtype are unscaled and summed in: float32 for 16 bits, else the same."""
     dtype = keras.backend.standardize_dtype(dtype)
     return "float32" if dtype in ("float16", "bfloat16") else dtype
-
-
-def is_overwritten(variable: keras.Variable) -> bool:
-    """Tells whether a variable's gradient is no gradient, but its next value, as Keras's float8 scales are."""
-    return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 def sum_repeated_rows(grads: list[Any]) -> list[Any]:

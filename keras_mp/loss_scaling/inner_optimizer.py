@@ -15,11 +15,12 @@ import keras
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.loss_scaling.gradients import is_finite, is_overwritten, sum_of_squares
+from keras_mp.loss_scaling.gradients import is_finite, sum_of_squares
 from keras_mp.loss_scaling.inner_build import slots_of
 from keras_mp.loss_scaling.loss_scale import AnyLossScale
 from keras_mp.loss_scaling.state_slot import StateSlot, Unconstrained, WideWeight, is_narrow, updating, where_finite
 from keras_mp.rebuild.optimizers import leaves, optimizer_slots, stored_variables
+from keras_mp.rebuild.state import is_overwritten
 from keras_mp.system.packages import package_of
 
 engine = backend.engine_of(__package__)

@@ -101,7 +101,7 @@ class _Recorder:
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._open and self._open[-1].layer is layer:
                 x = read(*args, *kwargs.values())
-                place = self._keep(x) if _is_float(x) else None
+                place = self._keep(x) if is_float_tensor(x) else None
                 if place is not None:
                     self._open[-1].inner[name] = place
             return function(*args, **kwargs)
@@ -109,7 +109,7 @@ class _Recorder:
         return call
 
     def _enter(self, made: Call, x: Any) -> Any:
-        if not _is_float(x):
+        if not is_float_tensor(x):
             return x
         stored = backend.values_of(x)
         if stored is x:  # a sparse or ragged tensor has no gradient to be observed
@@ -120,7 +120,7 @@ class _Recorder:
         return x
 
     def _leave(self, made: Call, x: Any) -> Any:
-        if not _is_float(x):
+        if not is_float_tensor(x):
             return x
         if (stored := backend.values_of(x)) is not x:
             place = self._keep(stored)
@@ -162,7 +162,8 @@ class _Recorder:
         self.record.sources.append(source)
 
 
-def _is_float(x: Any) -> bool:
+def is_float_tensor(x: Any) -> bool:
+    """Tells whether something is a tensor of floats."""
     return keras.ops.is_tensor(x) and keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype))
 
 

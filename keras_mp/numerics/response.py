@@ -30,6 +30,7 @@ from keras_mp.rebuild import has_no_call, layers_below, own_variables
 from keras_mp.rebuild.notes import notes_of, original_class
 from keras_mp.rebuild.quantized_policies import policy_of, with_source
 from keras_mp.reporting.text import error_line
+from keras_mp.stability.float32_layers import has_float_dtype
 from keras_mp.system.packages import LIBRARIES, package_of
 
 engine = backend.engine_of(__package__)
@@ -149,7 +150,7 @@ class _Runs:
         casts = not stays and getattr(layer, "autocast", False)
         tried = self._own_code or not own
         tried &= own or not isinstance(layer, keras.Model) and type(layer).__name__ not in _PASSING
-        counters = [v for v in getattr(layer, "variables", []) if not _is_float(v)] if tried else []
+        counters = [v for v in getattr(layer, "variables", []) if not has_float_dtype(v)] if tried else []
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -169,7 +170,7 @@ class _Runs:
             if self._open:
                 self._open[-1].inner.append(_Inner(layer, (args, kwargs), result))
                 self._open[-1].hidden |= not seen
-            for precision in PRECISIONS if tried and seen and any(map(_is_float, tensors)) else ():
+            for precision in PRECISIONS if tried and seen and any(map(has_float_dtype, tensors)) else ():
                 inner = None if made.hidden or not made.inner else iter(made.inner)
                 dtype = precision if own and not stays and not _draws(layer) else "float32"
                 given = keras.tree.map_structure(self._rounding(casts, dtype, precision), (args, kwargs))
@@ -191,7 +192,7 @@ class _Runs:
         return lambda x: x if id(x) in wide else _cast(dtype if casts else "float32", precision, x)
 
     def _is_wide(self, structure: Any) -> bool:
-        return all(id(x) in self._wide for x in _tensors(structure) if _is_float(x))
+        return all(id(x) in self._wide for x in _tensors(structure) if has_float_dtype(x))
 
     def _replayed(self, layer: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         assert self._again is not None
@@ -246,7 +247,7 @@ def _cast(dtype: str, precision: str, x: Any) -> Any:
 
     Numbers past the largest become that: their ranges say that they overflow.
     """
-    if precision == "float32" or not _is_float(x):
+    if precision == "float32" or not has_float_dtype(x):
         return x
     most = format_named(precision).max
 
@@ -264,7 +265,7 @@ def _error(wide: Any, low: Any) -> Any:
 
     What is not finite in the first is left out.
     """
-    if not _is_float(wide):
+    if not has_float_dtype(wide):
         return ops.mean(ops.cast(ops.not_equal(wide, ops.cast(low, wide.dtype)), "float32"))
     wide, low = ops.cast(wide, "float32"), ops.cast(low, "float32")
     finite = ops.isfinite(wide)
@@ -284,7 +285,3 @@ def _tensors(structure: Any) -> list[Any]:
     """The tensors in a structure; of a sparse or ragged one, the values that it stores."""
     leaves = map(backend.values_of, keras.tree.flatten(structure))
     return [x for x in leaves if ops.is_tensor(x) and keras.backend.standardize_dtype(x.dtype) != "string"]
-
-
-def _is_float(x: Any) -> bool:
-    return hasattr(x, "dtype") and keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype))

@@ -66,12 +66,12 @@ def carry_state(old: keras.Model, new: keras.Model, merge: bool = False) -> _Car
     lost = [
         f"weight {v.path!r} of the original has no place in the new model"
         for v in old.weights
-        if id(v) not in variables and id(v) not in merged and not _is_fp8_state(v)
+        if id(v) not in variables and id(v) not in merged and not is_overwritten(v)
     ]
     fresh = [
         f"weight {v.path!r} of the new model still has its initial value"
         for v in new.weights
-        if id(v) not in arrived and not _is_fp8_state(v)
+        if id(v) not in arrived and not is_overwritten(v)
     ]
     return _Carried(variables, lost + fresh)
 
@@ -137,7 +137,8 @@ def _build_as(old: keras.Layer, new: keras.Layer) -> bool:
     return len(own_variables(new)) == len(own_variables(old))
 
 
-def _is_fp8_state(variable: keras.Variable) -> bool:
+def is_overwritten(variable: keras.Variable) -> bool:
+    """Tells whether a variable's "gradient" is its next value."""
     # Keras marks scales and amax histories so; they mean nothing outside the FP8 layer that made them.
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
@@ -166,7 +167,7 @@ def _carry_layer(path: str, old: keras.Layer, new: keras.Layer) -> list[tuple[ke
         return pairs
     for old_variable, new_variable in pairs:
         fits = tuple(old_variable.shape) == tuple(new_variable.shape)
-        if not fits and not (_is_fp8_state(new_variable) and isinstance(new, type(old))):
+        if not fits and not (is_overwritten(new_variable) and isinstance(new, type(old))):
             raise RebuildError(
                 f"weight {old_variable.name!r} of layer {path!r} has shape {tuple(old_variable.shape)}, "
                 f"rebuilt {tuple(new_variable.shape)}: the layer's config does not describe what it built"
@@ -178,7 +179,7 @@ def _carry_layer(path: str, old: keras.Layer, new: keras.Layer) -> list[tuple[ke
         old.save_own_variables(store)
         new.load_own_variables(store)
     for old_variable, new_variable in pairs:
-        if _is_fp8_state(new_variable) and isinstance(new, type(old)):
+        if is_overwritten(new_variable) and isinstance(new, type(old)):
             continue  # its layer has carried over what fits
         copy_value(old_variable, new_variable)
         if new_variable.trainable and not old_variable.trainable:

@@ -27,11 +27,12 @@ class Float32Inside:
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         spec = super().compute_output_spec(*args, **kwargs)  # type: ignore[misc]
         return keras.tree.map_structure(
-            lambda x: keras.KerasTensor(x.shape, precision_of_layer(self), name=x.name) if _is_float(x) else x, spec
+            lambda x: keras.KerasTensor(x.shape, precision_of_layer(self), name=x.name) if has_float_dtype(x) else x,
+            spec,
         )
 
     def _lowered(self, x: Any) -> Any:
-        if not _is_float(x) or keras.backend.standardize_dtype(x.dtype) == precision_of_layer(self):
+        if not has_float_dtype(x) or keras.backend.standardize_dtype(x.dtype) == precision_of_layer(self):
             return x  # the same object: on it Keras keeps the logits of a softmax
         return keras.ops.cast(x, precision_of_layer(self))
 
@@ -360,7 +361,8 @@ def _widened(x: Any) -> Any:
     return keras.ops.cast(x, "float32") if low else x
 
 
-def _is_float(x: Any) -> bool:
+def has_float_dtype(x: Any) -> bool:
+    """Tells whether an array, tensor or variable holds floats."""
     return hasattr(x, "dtype") and keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype))
 
 
