@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from keras_mp.bench.workloads import Measured, Spread, ratio, spread
+from keras_mp.bench.workloads import Measured, Spread, quartiles, ratio
 from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.html import document, folded
 from keras_mp.reporting.html import table as html_table
@@ -81,7 +81,7 @@ class BenchmarkReport(PicturedReport):
     def step(self, name: str) -> Spread | None:
         """The seconds of a step: quartiles over the rounds; None where it did not run."""
         row = self.row(name)
-        return spread(row.seconds) if row.seconds else None
+        return quartiles(row.seconds) if row.seconds else None
 
     def ratio(self, name: str) -> Spread | None:
         """The time of a step as a multiple of the base's in the same round; None where either did not run."""

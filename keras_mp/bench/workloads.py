@@ -217,7 +217,7 @@ class Spread(NamedTuple):
     high: float
 
 
-def spread(values: Sequence[float]) -> Spread:
+def quartiles(values: Sequence[float]) -> Spread:
     """Computes the quartiles, as Hyndman and Fan's definition 7 has them (Python's "inclusive", numpy's default).
 
     Raises:
@@ -267,7 +267,7 @@ def ratio(seconds: Sequence[float], base: Sequence[float]) -> Spread:
     """
     if len(seconds) != len(base):
         raise ValueError(f"seconds and base must have as many rounds, got {len(seconds)} and {len(base)}")
-    return spread([mine / other for mine, other in zip(seconds, base, strict=True)])
+    return quartiles([mine / other for mine, other in zip(seconds, base, strict=True)])
 
 
 def largest(fits: Callable[[int], bool], start: int, most: int = MOST) -> int:

@@ -60,7 +60,7 @@ def export_onnx(
     check(model, path, verify, ["tensorflow", "tf2onnx", "onnx", "onnxruntime"], overwrite)
     with float32_saved_model(model, verify, tolerance) as (folder, signature, notes):
         proto = _converted(folder, signature, model)
-    remaining = low_precision(proto)
+    remaining = onnx_low_precision(proto)
     if remaining:
         raise ExportError(f"model {model.name!r} was not exported: low precision would be left in {remaining[:5]}")
     with parents_made(path), atomic_write(path) as partial:
@@ -73,7 +73,7 @@ def export_onnx(
     return report
 
 
-def low_precision(proto: Any) -> list[str]:
+def onnx_low_precision(proto: Any) -> list[str]:
     """The places in an ONNX model that hold or make a 16-bit or smaller float, after inferring every tensor's type.
 
     Returns:

@@ -145,7 +145,7 @@ def _finite(amax: Any) -> Any:
 _STEPS = 2.0**24
 
 
-def observe(x: Any, scaling: Scaling, known: Known) -> Any:
+def known_magnitude(x: Any, scaling: Scaling, known: Known) -> Any:
     """The magnitude of a tensor that becomes known in its update: float32 of shape (), 0 where x is not finite.
 
     Args:
@@ -166,7 +166,7 @@ def next_history(history: Any, scalings: Scalings, amaxes: list[Any]) -> Any:
     Args:
         history: float32 of shape (3, columns): by role, the amaxes of the updates before, the newest first; and in a
             last column, where it is counted, their number.
-        amaxes: float32 of shape (), by role, from `observe`.
+        amaxes: float32 of shape (), by role, from `known_magnitude`.
 
     Returns:
         float32 of history's shape.

@@ -15,9 +15,9 @@ from keras_mp.fp8.equations import explicit, summed_axes
 from keras_mp.fp8.quantize import (
     Quantized,
     gather_parts,
+    known_magnitude,
     known_of,
     next_history,
-    observe,
     quantize,
     rounding_bits,
     sum_gradients,
@@ -254,7 +254,7 @@ def _observed(role: str, x: Any, scalings: Scalings, history: Any) -> Any:
     """The amax of a role's tensor in this update: float32 of shape (); 0 where none is kept."""
     keeping = [scaling for scaling in scalings.of(role) if scaling.kept]
     known = known_of(history, role, scalings)
-    return observe(x, keeping[0], known) if keeping and known else keras.ops.zeros(())
+    return known_magnitude(x, keeping[0], known) if keeping and known else keras.ops.zeros(())
 
 
 def quantized_dot(

@@ -14,7 +14,7 @@ from keras_mp.backend.common.keras_private import AutocastScope
 from keras_mp.lean.experts import chosen_experts, wide
 from keras_mp.lean.training_step import may_be_differentiated
 from keras_mp.rebuild.notes import original_class, treatments_of
-from keras_mp.rebuild.quantized_banks import Quantized, quantized_banks
+from keras_mp.rebuild.quantized_banks import QuantizedBank, quantized_banks
 from keras_mp.system.packages import package_of
 
 EXPERTS = "lean experts"
@@ -81,7 +81,7 @@ def _of_bank(bank: Any, x: Any, chosen: Any, weights: Any) -> Any:
     names, expert = _BANKS[_definer(bank).__name__](bank)
     variables, integers = [getattr(bank, name) for name in names], quantized_banks(bank)
     values = [
-        Quantized(*map(_value, integers[name])) if name in integers else _value(variable)
+        QuantizedBank(*map(_value, integers[name])) if name in integers else _value(variable)
         for name, variable in zip(names, variables, strict=True)
     ]
     return chosen_experts(x, chosen, weights, values, expert, [variable.trainable for variable in variables])

@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.rebuild.quantized_banks import Quantized
+from keras_mp.rebuild.quantized_banks import QuantizedBank
 
 engine = backend.engine_of(__package__)
 
@@ -64,12 +64,12 @@ def chosen_experts(
 
     def of_one(rows: Any, scale: Any, *parts: Any) -> Any:
         read = [
-            part.floats(dtype) if isinstance(part, Quantized) else ops.cast(part, dtype)
+            part.floats(dtype) if isinstance(part, QuantizedBank) else ops.cast(part, dtype)
             for part in keras.tree.pack_sequence_as(structure, list(parts))
         ]
         return expert(rows, scale, *(read[places.index(place)] for place in range(len(read))))
 
-    is_quantized = any(isinstance(bank, Quantized) for bank in banks)
+    is_quantized = any(isinstance(bank, QuantizedBank) for bank in banks)
     of_all = _few_at_once(of_one, experts, moving) if is_quantized else of_one
 
     @backend.custom_gradient

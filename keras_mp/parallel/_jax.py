@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.jax.parts import active, inside, reading_parts
-from keras_mp.parallel._jax_part import AXIS, Part
+from keras_mp.parallel._jax_part import AXIS, VariablePart
 from keras_mp.parallel._jax_placement import in_parts
 from keras_mp.parallel._jax_workers import ENGINE_ERRORS as ENGINE_ERRORS
 from keras_mp.parallel._jax_workers import connect as connect
@@ -225,7 +225,7 @@ def _on_each_device(
     )(trainable, passive, metrics, factor, data)
 
 
-def _part(plan: Any, variable: keras.Variable, dtypes: dict[int, str]) -> Part:
+def _part(plan: Any, variable: keras.Variable, dtypes: dict[int, str]) -> VariablePart:
     shape, dtype = tuple(variable.shape), str(variable.dtype)
     axes = plan.axes_of(variable.path, shape, dtype)
     axis = axes.index(AXIS) if AXIS in axes else None
@@ -234,7 +234,7 @@ def _part(plan: Any, variable: keras.Variable, dtypes: dict[int, str]) -> Part:
     # Private: whether a layer reads the variable in its own dtype, which it does where that matters.
     rows = plan.rows_of(shape, dtype) if variable._autocast and not overwritten else None
     compute_dtype = dtypes.get(id(variable), dtype)
-    return Part(axis, compute_dtype, plan.reduce_dtype, groups, overwritten, PartitionSpec(*axes), shape, rows)
+    return VariablePart(axis, compute_dtype, plan.reduce_dtype, groups, overwritten, PartitionSpec(*axes), shape, rows)
 
 
 def _compute_dtypes(model: keras.Model) -> dict[int, str]:
@@ -263,7 +263,7 @@ def _scaled_by(optimizer: keras.optimizers.Optimizer, factor: Any) -> Iterator[N
 
 
 @contextmanager
-def _one_of_several(split: dict[int, Part]) -> Iterator[None]:
+def _one_of_several(split: dict[int, VariablePart]) -> Iterator[None]:
     """A scope for one device's part of a step.
 
     Variables that are split are gathered where they are read: a block that `keras_mp.lean.remat` recomputes gathers its

@@ -18,7 +18,7 @@ _ADDED_FROM = 64
 _ADDED_BYTES = range(2**10, 2**18 + 1)
 
 
-class Part(NamedTuple):
+class VariablePart(NamedTuple):
     """How one variable is split over the devices, gathered where it is read, and its gradient summed.
 
     Attributes:

@@ -18,7 +18,7 @@ GROUP = 128
 _KEPT = "quantized banks"
 
 
-class Quantized(NamedTuple):
+class QuantizedBank(NamedTuple):
     """A bank as integers: tensors, or the variables of a layer.
 
         weight = (code - zero of its group) . scale of its group
@@ -51,7 +51,7 @@ class Quantized(NamedTuple):
         return ops.cast((ops.cast(codes, "float32") - zero) * scale, dtype)
 
 
-def quantized_banks(layer: Any) -> dict[str, Quantized]:
+def quantized_banks(layer: Any) -> dict[str, QuantizedBank]:
     """The banks of a layer that are stored as integers, by the layer's attributes for them."""
     notes = notes_of(layer)
     return {} if notes is None else notes.kept.get(_KEPT, {})
@@ -97,7 +97,7 @@ def quantize_bank(layer: Any, name: str, mode: str) -> None:
     if values[0] is not None:
         scale.assign(values[1])
         zero.assign(values[2])
-    notes_of(layer).kept.setdefault(_KEPT, {})[name] = Quantized(variable, scale, zero)  # type: ignore[union-attr]
+    notes_of(layer).kept.setdefault(_KEPT, {})[name] = QuantizedBank(variable, scale, zero)  # type: ignore[union-attr]
 
 
 def dequantize_bank(layer: Any, name: str) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_mp.bench.workloads import Spread, interleave, ratio, spread, steps_per_round
+from keras_mp.bench.workloads import Spread, interleave, quartiles, ratio, steps_per_round
 
 
 def test_every_workload_runs_in_every_round_and_another_one_begins_each():
@@ -32,7 +32,7 @@ def test_a_machine_that_slows_down_does_not_change_the_ratio():
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 31])
 def test_quartiles_are_those_of_numpy(count):
     values = np.random.default_rng().exponential(size=count).tolist()
-    assert spread(values) == pytest.approx(np.quantile(values, [0.25, 0.5, 0.75]))
+    assert quartiles(values) == pytest.approx(np.quantile(values, [0.25, 0.5, 0.75]))
 
 
 def test_a_ratio_is_taken_round_by_round():
@@ -50,6 +50,6 @@ def test_no_rounds_no_values_and_unequal_rounds_are_refused():
     with pytest.raises(ValueError, match="rounds=0 must be a whole number, 1 or more"):
         interleave({}, {}, 0)
     with pytest.raises(ValueError, match="at least one measurement"):
-        spread([])
+        quartiles([])
     with pytest.raises(ValueError, match="as many rounds, got 1 and 2"):
         ratio([1.0], [1.0, 2.0])

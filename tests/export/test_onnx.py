@@ -174,7 +174,7 @@ def test_the_scan_finds_low_precision():
     import onnx
     from onnx import TensorProto, helper
 
-    from keras_mp.export.onnx import low_precision
+    from keras_mp.export.onnx import onnx_low_precision
 
     def model(nodes, initializers=()):
         value = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 2])
@@ -184,13 +184,13 @@ def test_the_scan_finds_low_precision():
         onnx.checker.check_model(made)
         return made
 
-    assert low_precision(model([helper.make_node("Relu", ["x"], ["y"])])) == []
+    assert onnx_low_precision(model([helper.make_node("Relu", ["x"], ["y"])])) == []
     for name, kind in (("FLOAT16", TensorProto.FLOAT16), ("FLOAT8E4M3FN", TensorProto.FLOAT8E4M3FN)):
         casts = [
             helper.make_node("Cast", ["x"], ["low"], name="down", to=kind),
             helper.make_node("Cast", ["low"], ["y"], name="up", to=TensorProto.FLOAT),
         ]
-        places = low_precision(model(casts))
+        places = onnx_low_precision(model(casts))
         assert any(name in place and "down" in place for place in places), places
         assert f"{name} in low" in places  # the tensor's type, which only inference tells
     constant = helper.make_tensor("c", TensorProto.BFLOAT16, [2], [1.0, 2.0])
@@ -198,7 +198,7 @@ def test_the_scan_finds_low_precision():
         helper.make_node("Cast", ["c"], ["wide"], to=TensorProto.FLOAT),
         helper.make_node("Add", ["x", "wide"], "y"),
     ]
-    assert "BFLOAT16 in c" in low_precision(model(nodes, [constant]))
+    assert "BFLOAT16 in c" in onnx_low_precision(model(nodes, [constant]))
     # Inside a branch.
     inner = helper.make_graph(casts[:1] + [helper.make_node("Cast", ["low"], ["z"], to=TensorProto.FLOAT)], "b", [], [
         helper.make_tensor_value_info("z", TensorProto.FLOAT, ["batch", 2])])  # fmt: skip
@@ -206,7 +206,7 @@ def test_the_scan_finds_low_precision():
         helper.make_tensor_value_info("w", TensorProto.FLOAT, ["batch", 2])])  # fmt: skip
     true = helper.make_tensor("t", TensorProto.BOOL, [], [True])
     branch = helper.make_node("If", ["t"], ["y"], then_branch=inner, else_branch=plain)
-    assert any("down" in place for place in low_precision(model([branch], [true])))
+    assert any("down" in place for place in onnx_low_precision(model([branch], [true])))
 
 
 def test_a_file_is_overwritten_where_asked_for_and_a_folder_never(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from reference import cast, quantized_by, tensors, to_numpy, with_gradients
 
 from keras_mp.fp8 import Scalings, matmul
-from keras_mp.fp8.quantize import known_of, next_history, observe
+from keras_mp.fp8.quantize import known_magnitude, known_of, next_history
 
 
 def history(amax, steps):
@@ -22,7 +22,7 @@ def test_after_the_calibration_a_larger_value_saturates_and_changes_nothing():
     values, scale = quantized_by(recipe, *tensors(x), "input", row=known[0])
     assert float(scale) == 224.0 and to_numpy(values)[3, 5] == 448.0
     np.testing.assert_array_equal(to_numpy(values), cast(np.clip(x * 224, -448, 448), "E4M3").astype("float64"))
-    assert float(observe(*tensors(x), recipe.of("input")[0], known_of(known, "input", recipe))) == 0.0
+    assert float(known_magnitude(*tensors(x), recipe.of("input")[0], known_of(known, "input", recipe))) == 0.0
     following = next_history(known, recipe, list(tensors(0.0, 0.0, 0.0)))
     np.testing.assert_array_equal(to_numpy(following), history(2.0, 5))
 
@@ -32,7 +32,7 @@ def test_while_it_calibrates_the_step_itself_counts():
     x = np.random.default_rng().uniform(3, 4, size=(8, 16)).astype("float32")
     (known,) = tensors(history(2.0, 3))
     assert float(quantized_by(recipe, *tensors(x), "input", row=known[0]).scale) == np.float32(448) / x.max()
-    assert float(observe(*tensors(x), recipe.of("input")[0], known_of(known, "input", recipe))) == x.max()
+    assert float(known_magnitude(*tensors(x), recipe.of("input")[0], known_of(known, "input", recipe))) == x.max()
 
 
 @pytest.mark.parametrize("bad, steps", [(np.inf, 0), (-np.inf, 100), (np.nan, 0), (np.nan, 100)])

@@ -9,7 +9,7 @@ from keras import ops
 
 import keras_mp
 from keras_mp.lean.experts import chosen_experts
-from keras_mp.rebuild.quantized_banks import Quantized
+from keras_mp.rebuild.quantized_banks import QuantizedBank
 
 pytestmark = pytest.mark.jax
 WIDTH, INNER = 8, 6
@@ -81,7 +81,7 @@ def integers(shape, bits):
     zero = random.integers(-3, 4, scale.shape).astype("int8")
     packed = codes if bits == 8 else codes[..., ::2] % 16 + 16 * codes[..., 1::2]
     floats = (codes - zero.astype("float64")) * scale
-    return Quantized(*map(ops.convert_to_tensor, (packed.astype("int8"), scale, zero))), floats
+    return QuantizedBank(*map(ops.convert_to_tensor, (packed.astype("int8"), scale, zero))), floats
 
 
 @pytest.mark.parametrize("bits, experts, kind", [(4, 16, "any"), (8, 12, "collapsed")])

@@ -22,7 +22,7 @@ from keras_mp import fp8
 from keras_mp.backend.common.device import TracedChip
 from keras_mp.fp8.scaled_product import matmul
 from keras_mp.lowering import lower_step
-from keras_mp.parallel._jax_part import AXIS, Part
+from keras_mp.parallel._jax_part import AXIS, VariablePart
 from keras_mp.parallel.plan import Rows
 from recipes.language_model import batches, build
 
@@ -43,7 +43,7 @@ RECIPES = {
 
 def part(shape, axis, *, dtype="bfloat16", rows=None):
     spec = PartitionSpec(*(AXIS if place == axis else None for place in range(len(shape))))
-    return Part(axis, dtype, "float32", [], False, spec, tuple(shape), rows)
+    return VariablePart(axis, dtype, "float32", [], False, spec, tuple(shape), rows)
 
 
 def on_devices(function, part, inputs, *outputs):
