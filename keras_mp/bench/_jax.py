@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import keras
@@ -22,6 +21,7 @@ def timed_steps(model: keras.Model, batch: tuple) -> Callable[[int], float]:
         A function that makes a number of steps, waits for them, and returns the seconds that they took.
     """
     data = jax.device_put(batch)
+    x, y, *weight = data
     model._symbolic_build(data_batch=data)
     model.make_train_function()
     lists = (
@@ -36,13 +36,8 @@ def timed_steps(model: keras.Model, batch: tuple) -> Callable[[int], float]:
         nonlocal state
         started = time.perf_counter()
         for _ in range(steps):
-            _, state = model.train_function(state, _once(data))
+            _, state = model.train_function(state, iter([(x, y, weight[0] if weight else None)]))
         jax.block_until_ready(state)
         return time.perf_counter() - started
 
     return run
-
-
-def _once(batch: Any) -> Iterator[Any]:
-    x, y, *weight = batch
-    return iter([(x, y, weight[0] if weight else None)])

@@ -24,16 +24,13 @@ def all_finite(tensors: list[Any]) -> Any:
         return one_by_one()  # one pass, too, and no condition: see update_if
     # One pass each: a value that is not finite makes the sum so. Finite ones can too, if they are huge, and only then
     # are they looked at one by one, which takes two passes.
-    sums = [tf.cast(tf.reduce_sum(_at_least_float32(tensor)), tf.float32) for tensor in tensors]
+    wide = [tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor for tensor in tensors]
+    sums = [tf.cast(tf.reduce_sum(tensor), tf.float32) for tensor in wide]
     return tf.cond(tf.math.is_finite(tf.add_n(sums)), lambda: tf.constant(True), one_by_one)
 
 
 def _is_jitted_for_an_accelerator() -> bool:
     return tf.__internal__.get_enclosing_xla_context() is not None and traced_chip().platform != "cpu"
-
-
-def _at_least_float32(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor
 
 
 def conditional(
@@ -203,13 +200,10 @@ def _traced(model: keras.Model, variables: list[keras.Variable]) -> list[Any]:
 
     if not getattr(model, "inputs", None):
         raise ValueError(f"model {model.name!r} has no inputs to trace it with")
-    tf.function(step, autograph=False).get_concrete_function(*map(_spec, model.inputs))
+    kinds = [tf.SparseTensorSpec if getattr(x, "sparse", False) else tf.TensorSpec for x in model.inputs]
+    specs = [kind(x.shape, x.dtype) for kind, x in zip(kinds, model.inputs, strict=True)]
+    tf.function(step, autograph=False).get_concrete_function(*specs)
     return sparse
-
-
-def _spec(tensor: Any) -> Any:
-    spec = tf.SparseTensorSpec if getattr(tensor, "sparse", False) else tf.TensorSpec
-    return spec(tensor.shape, tensor.dtype)
 
 
 _step = threading.local()

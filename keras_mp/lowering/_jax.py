@@ -70,7 +70,9 @@ def _lower(
         return Argument(kind, path, leaf.shape, str(leaf.dtype), parts, on_host=on_host)
 
     by_row = None if mesh is None else NamedSharding(mesh, PartitionSpec("batch"))
-    shapes = jax.tree.map(lambda leaf: _shape(leaf, by_row), batch, is_leaf=lambda x: isinstance(x, keras.KerasTensor))
+    leaves, structure = jax.tree.flatten(batch, is_leaf=lambda x: isinstance(x, keras.KerasTensor))
+    leaves = [jax.ShapeDtypeStruct(tuple(leaf.shape), leaf.dtype, sharding=by_row) for leaf in leaves]
+    shapes = jax.tree.unflatten(structure, leaves)
     trainable, passive = model.trainable_variables, model.non_trainable_variables
     groups = [("parameters", trainable), ("state", passive)]
     if training:
@@ -129,7 +131,3 @@ def _without_tracebacks() -> Iterator[None]:
         yield
     finally:
         jax.config.update("jax_traceback_in_locations_limit", limit)
-
-
-def _shape(tensor: Any, sharding: NamedSharding | None) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(tuple(tensor.shape), tensor.dtype, sharding=sharding)
