@@ -13,6 +13,7 @@ from keras_mp.planner.fit.step import ROOM_FOR_CODE
 from keras_mp.precision.policy import PURE_BFLOAT16
 
 GIB = 2**30
+SINCE = "2026-11-28"
 HEADER = """# Which chips train which of KerasHub's models
 
 Fourteen backbones at their published sizes, each trained in full, with LoRA of rank 8, and with LoRA of rank 8 on int4:
@@ -34,10 +35,14 @@ it to the GPU's runtime. "no" comes with the least need that was found. Nothing 
   counted in the other cells above 85%.
 - **f**: asked from these measures on, or from cheaper ones that were tried and are too large: sets before those were
   passed over by an estimate, so a cheaper one may fit.
+- **k**: asked before a step was traced with its chip's kernel of attention, which it has today. The kernel keeps no
+  scores, so the step may need less than the figure, and fewer measures may do.
 - **o**: neither bold nor asked again since `advise` has more measures: a base in 16 bits, weights in bfloat16, released
   gradients, states on the host.
 
 {again}
+
+{kernels}
 
 Llama 3 8B in full on an L4 takes 20.6 of 22.0 GiB, all blocks compiled, and 19.8 would leave a tenth to the runtime:
 at the loss, logits in bfloat16 and their gradient, 3.9 GiB, lie beside the inputs of all blocks, 2.0. Tried with 4
@@ -106,7 +111,8 @@ def page(
         if cell.get("versions", made) not in made:
             others.setdefault(cell["versions"], []).append(f"{cell['model']} {forms[cell['form']]} on {cell['title']}")
     count += "".join(f" By {versions}: {', '.join(names)}." for versions, names in others.items())
-    lines = [HEADER.format(made=made, count=count, again=_again(known.values(), backbones, forms))]
+    lines = [HEADER.format(made=made, count=count, again=_again(known.values(), backbones, forms),
+                           kernels=_kernels(known.values()))]  # fmt: skip
     lines += [f"| model | trained | {' | '.join(titles.get(chip, chip) for chip in chips)} |"]
     lines += [f"| --- | --- |{' --- |' * len(chips)}"]
     for name in backbones:
@@ -163,6 +169,25 @@ def _again(cells: Iterable[Mapping[str, Any]], backbones: Mapping[str, Any], for
     return text + (f"; {len(rest) - missed} may fit." if len(rest) > missed else ".")
 
 
+def _kernels(cells: Iterable[Mapping[str, Any]]) -> str:
+    """How many cells a kernel of attention can change, by a trace of their steps; what became of those asked again."""
+    old = [cell for cell in cells if not _is_new(cell)]
+    marked = [cell for cell in old if cell.get("kernel")]
+    compiled = [cell for cell in old if cell["set"] and cell.get("day", "") < SINCE]
+    text = (
+        f"Since {SINCE} a step is traced with its chip's kernel of attention. Traced so (`--kernels`), the steps of "
+        f"{len(compiled) - len(marked)} of the {len(compiled)} cells that were compiled before have none, and their "
+        "figures stay: those on a T4, for which there is none; of GPT-2 and BERT-large, which drop scores; of ViT-L, "
+        "whose 197 tokens no kernel takes, and of Whisper on TPUs; of the Gemmas' 256 features on GPUs before Hopper; "
+        f"and on TPUs all without lean layers. {len(marked)} have one, and are marked."
+    )
+    again = [cell for cell in cells if cell.get("day", "") >= SINCE and cell.get("before")]
+    if again:
+        least = sum(cell["verdict"] == cell["before"]["verdict"] for cell in again)
+        text += f" Of {len(again)} that were asked again, {least} kept their verdict."
+    return text
+
+
 def _is_new(cell: Mapping[str, Any]) -> bool:
     """Whether a cell was first asked when all measures were there."""
     return "day" in cell and "before" not in cell
@@ -204,6 +229,7 @@ def _cell(cell: Mapping[str, Any]) -> str:
         how
         + tight
         + "f" * bool(cell.get("begin"))
+        + "k" * bool(cell.get("kernel"))
         + "o" * (not _is_bold(cell) and not _is_new(cell) and "before" not in cell)
     )
     return " ".join(filter(None, [size, _short(cell["measures"]), f"({marks})"]))

@@ -7,6 +7,8 @@ Of models with experts "LoRA on int4" has their banks in int4, too (`narrow_froz
     python benchmarks/planner/fits_table.py --in-full                  # three cells, compiled with all blocks as well
     python benchmarks/planner/fits_table.py --again --only "Mistral 7B" --forms lora --begin "frozen in 16 bits" lean
     python benchmarks/planner/fits_table.py --only gpt-oss-20b --forms int4 --chips h100 --begin lean remat
+    python benchmarks/planner/fits_table.py --kernels                  # which cells have attention's kernel, by a trace
+    python benchmarks/planner/fits_table.py --with-kernel --only "Gemma 2B" --forms full --chips h100
 
 Each backbone has its published size and no values, and `advise` finds the cheapest measures that fit. A cell is written
 to benchmarks/planner/fits_table.json as soon as it is known, and not asked again. `--again` asks for those that did not
@@ -56,6 +58,8 @@ CELLS = HERE / "fits_table.json"
 CHIPS = ("t4", "rtx4090", "l4", "a100 40gb", "h100", "v5e", "v5e-8")
 FORMS = {"full": "in full", "lora": "LoRA", "int4": "LoRA on int4"}
 RANK = 8
+# The day from which on a step is traced with its chip's kernel of attention.
+SINCE = "2026-11-28"
 # Compiled with all blocks as well.
 IN_FULL = (("GPT-2 XL", "lora", "h100"), ("Qwen 3 4B", "lora", "rtx4090"), ("Mistral 7B", "int4", "v5e"))
 
@@ -332,6 +336,36 @@ def in_full(cell: dict[str, Any]) -> dict[str, Any]:
     return cell | {"in_full": report.memory.peak}
 
 
+def with_kernels(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those cells whose step, as it is traced today for their chip, has a kernel of attention.
+
+    The first two blocks are traced, once for chips whose kernels are the same: a model attends in the same way whatever
+    part of it trains, and whatever else is taken, but for lean layers.
+    """
+    known: dict[tuple[Any, ...], bool] = {}
+    found = []
+    for cell in cells:
+        if not cell["set"]:
+            continue
+        place, measures = find_place(cell["chip"]), Measures(**cell["set"] | {"names": tuple(_names(cell["set"]))})
+        key = cell["model"], place.chip.architecture, place.devices, measures.strategy, "lean" in measures.names
+        if key not in known:
+            changes = Measures("", tuple(name for name in measures.names if name == "lean")).changes
+            step = Source(builder(cell["model"], "full")).lower(
+                BACKBONES[cell["model"]].batch(), place.traced, policy=place.policy, changes=changes, blocks=2,
+                plan=place.plan(measures.strategy),
+            )  # fmt: skip
+            known[key] = bool(re.search(rb"tpu_custom_call|__cudnn\$fmha", step.module))
+            print(*key, known[key], file=sys.stderr, flush=True)
+        found += [cell] * known[key]
+    return found
+
+
+def _names(taken: dict[str, Any]) -> list[str]:
+    """The names of measures, also of a cell from before they had names."""
+    return taken.get("names") or [name for name in ("lean", "remat") if taken.get(name)]
+
+
 def kept() -> list[dict[str, Any]]:
     return json.loads(CELLS.read_text()) if CELLS.exists() else []
 
@@ -361,6 +395,8 @@ def main() -> None:
     parser.add_argument("--forms", nargs="+", default=[*FORMS], choices=FORMS)
     parser.add_argument("--chips", nargs="+", default=[*CHIPS], choices=CHIPS, metavar="CHIP")
     parser.add_argument("--again", action="store_true", help="cells that do not fit, or nearly fill a GPU, anew")
+    parser.add_argument("--kernels", action="store_true", help="says which cells have a kernel of attention")
+    parser.add_argument("--with-kernel", action="store_true", help="cells of before that have one, anew")
     parser.add_argument("--begin", nargs="+", default=[], choices=[one.name for one in MEASURES], metavar="MEASURE")
     parser.add_argument("--parts", type=int, default=1, help="micro-batches of the first set of measures")
     parser.add_argument("--without-code", action="store_true", help="of TPUs no step is compiled to the end")
@@ -370,6 +406,12 @@ def main() -> None:
     parser.add_argument("--in-full", action="store_true", help="three cells, compiled with all blocks as well")
     parser.add_argument("--here", action="store_true", help="asks in this process, for one row")
     options = parser.parse_args()
+    if options.kernels:
+        cells = kept()
+        for cell in with_kernels([cell for cell in cells if cell.get("day", "") < SINCE]):
+            cell["kernel"] = True
+        write_text(json.dumps(cells, indent=1) + "\n", CELLS)
+        return
     started = time.monotonic()
     for name in options.only:
         for form in options.forms:
@@ -377,6 +419,7 @@ def main() -> None:
                 (cell["model"], cell["form"], cell["chip"])
                 for cell in kept()
                 if not (options.again and is_open(cell) and "day" not in cell)
+                and not (options.with_kernel and cell.get("kernel"))
             }
             chips = [chip for chip in options.chips if (name, form, chip) not in known]
             if not chips or time.monotonic() - started > 60 * options.minutes:
@@ -386,6 +429,7 @@ def main() -> None:
                 continue
             row = ["--only", name, "--forms", form, "--chips", *chips, "--parts", str(options.parts)]
             row += ["--again"] * options.again + ["--begin", *options.begin] * bool(options.begin)
+            row += ["--with-kernel"] * options.with_kernel
             row += ["--without-code"] * options.without_code + ["--all-blocks"] * options.all_blocks
             subprocess.run([sys.executable, __file__, "--here", *row], check=True)
     for cell in kept() if options.in_full else []:
