@@ -114,7 +114,7 @@ def _print_chips() -> None:
         console.print(
             Text(
                 f"To get the compilers that are missing: {install_command('inspect')}\nThen, on a machine without a "
-                "GPU or TPU, set JAX_PLATFORMS=cpu in JAX programs of your own."
+                "GPU or TPU, set JAX_PLATFORMS=cpu in your own JAX programs."
             ),
             soft_wrap=True,
         )

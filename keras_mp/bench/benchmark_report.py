@@ -23,7 +23,7 @@ _COLUMNS = ("", "step, ms", "time, of the base's", "a second", "compile, s", "Mi
 
 @dataclass
 class BenchmarkReport(PicturedReport):
-    """What `keras_mp.bench.benchmark` measured. The picture has the time of a step, a bar a row, with its quartiles.
+    """The result of `keras_mp.bench.benchmark`. The picture has the time of a step, a bar a row, with its quartiles.
 
     Attributes:
         title: the thing that was measured, and the machine.
@@ -51,7 +51,7 @@ class BenchmarkReport(PicturedReport):
 
     @property
     def notes(self) -> list[str]:
-        """What explains the numbers, a sentence each."""
+        """Sentences that explain the numbers."""
         base = self.step(self.base)
         for row in self.rows:
             step, of_base = self.step(row.name), self.ratio(row.name)
@@ -64,7 +64,7 @@ class BenchmarkReport(PicturedReport):
 
     @property
     def verdict(self) -> list[str]:
-        """What a lower precision gains here, a sentence a row; where it gains nothing, the reason if it is known."""
+        """Sentences on the gain of each lower precision here; where it gains nothing, with a known reason."""
         return [text for row in self.rows if row.name != self.base and (text := self._verdict(row))]
 
     def row(self, name: str) -> Measured:

@@ -29,7 +29,7 @@ _LAYER = ("path", "lowest", "highest", "file_lowest", "file_highest", "predicted
 
 @dataclass(frozen=True)
 class ExportReport(Report):
-    """What `export_float32` wrote.
+    """The result of `export_float32`.
 
     Attributes:
         path: the SavedModel's folder.
@@ -112,7 +112,7 @@ class Int8Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class DeploymentReport(Report):
-    """What `export_onnx` or `export_litert` wrote.
+    """The result of `export_onnx` or `export_litert`.
 
     Attributes:
         path: the file.

@@ -168,7 +168,7 @@ class Scaling:
 
     @property
     def title(self) -> str:
-        """What products multiply, for messages: "FP8", "INT8", "MXFP8" or "NVFP4"."""
+        """The name of the format, for messages: "FP8", "INT8", "MXFP8" or "NVFP4"."""
         if self.in_blocks:
             return "NVFP4" if self.format == E2M1 else "MXFP8"
         return "INT8" if self.format == INT8 else "FP8"
@@ -369,7 +369,7 @@ class Scalings:
 
     @property
     def title(self) -> str:
-        """What products multiply, for messages."""
+        """The name of the format, for messages."""
         return self.all[0].title
 
     def __repr__(self) -> str:

@@ -237,7 +237,7 @@ def _fitting(report: AuditReport, precision: str) -> str:
 
 def _fitting_fp8(report: AuditReport) -> str:
     verdicts = [layer.verdicts["fp8"] for layer in report.layers]
-    candidates = [verdict for verdict in verdicts if verdict.ok or verdict.tensor]
+    candidates = [layer.verdicts["fp8"] for layer in report.layers if _judged_in_fp8(layer)]
     if not candidates and any("quantized" in verdict.reason for verdict in verdicts):
         return "the Dense and EinsumDense layers are quantized, and no other layer computes in FP8"
     if not candidates:
@@ -287,10 +287,9 @@ _PRECISIONS = (
 )
 # The verdicts on a layer, and the colour of each, which covers a light ground or a dark one in part: pale where a layer
 # fits.
-_ABSENT, _FITS, _SCALED, _UNTRIED = "not in FP8", "fits", "fits with the loss scale", "could not be tried"
+_FITS, _SCALED, _UNTRIED = "fits", "fits with the loss scale", "could not be tried"
 _UNFIT, _OVERFLOW = "does not fit", "overflows"
 _STYLES = {
-    _ABSENT: "background: #9999991f",
     _FITS: "background: #0072b229",
     _SCALED: "background: #e69f0066",
     _UNTRIED: "background: #cc79a766",
@@ -308,6 +307,7 @@ _CELLS = (
     "are rounded in the forward pass; an estimate to first order. gradients: the error of the layer's gradients in the "
     "backward pass, in percent of their size."
 )
+_EMPTY = "Empty: the layer does not compute in FP8; only Dense and EinsumDense layers do, where they are not quantized."
 _WORDS = (
     ("dB", "decibels, the size of a tensor relative to the error of rounding it: at 20 dB the error is a tenth of the "
            "tensor, at 40 dB a hundredth, at 60 dB a thousandth."),
@@ -331,6 +331,7 @@ def _page(report: AuditReport) -> str:
         *(part for column in _PRECISIONS for part in _suspects(report, column)),
         "<h2>Layer by layer</h2>",
         f"<p>{escape(_CELLS)}</p>",
+        "" if all(map(_judged_in_fp8, report.layers)) else f"<p>{_EMPTY}</p>",
         _layer_table(report),
         folded("Tensors", _tensors(report)),
         "<h2>Notes</h2>",
@@ -362,10 +363,16 @@ def _layer_table(report: AuditReport) -> str:
     return scrolling(f'<table class="stacked">{"".join(rows)}</table>')
 
 
+def _judged_in_fp8(audited: LayerAudit) -> bool:
+    """Whether a layer computes in FP8, and so has a verdict on it."""
+    verdict = audited.verdicts["fp8"]
+    return verdict.ok or bool(verdict.tensor)
+
+
 def _verdict_cell(audited: LayerAudit, column: _Precision) -> str:
     judged = audited.verdicts[column.precision]
-    if column.precision == "fp8" and not judged.ok and not judged.tensor:
-        return f'<td style="{_STYLES[_ABSENT]}">{_ABSENT}</td>'
+    if column.precision == "fp8" and not _judged_in_fp8(audited):
+        return "<td></td>"
     loss = (audited.input_damage if column.precision == "fp8" else audited.damage)[column.forward]
     figures = {"loss": loss}
     if "output gradient" in audited.ranges or "kernel gradient" in audited.ranges:

@@ -47,11 +47,11 @@ class ParityReport(PicturedReport):
 
     @property
     def spread(self) -> float:
-        """The highest less the lowest final loss of the float32 seeds."""
+        """The highest minus the lowest final loss of the float32 seeds."""
         return max(self.final[REFERENCE]) - min(self.final[REFERENCE])
 
     def difference(self, precision: str) -> float:
-        """The mean over the seeds of the final loss less float32's of the same seed."""
+        """The mean over the seeds of the final loss minus float32's with the same seed."""
         pairs = zip(self.final[precision], self.final[REFERENCE], strict=True)
         return statistics.mean(mine - theirs for mine, theirs in pairs)
 

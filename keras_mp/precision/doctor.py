@@ -143,7 +143,7 @@ def _missing() -> list[RenderableType]:
         for extra, modules, purpose in _EXTRAS
         if not all(map(_installed, modules))
     ]
-    parts = [_table(rows)] if rows else [_paragraph("Nothing: every extra is there.")]
+    parts = [_table(rows)] if rows else [_paragraph("Nothing: every extra is installed.")]
     if _installed("libtpu") and not has_chip():
         parts += [
             _heading("No GPU or TPU here?"),

@@ -46,8 +46,8 @@ def quantize(model: keras.Model, sample: Any = None) -> keras.Model:
     layers = [layer for layer in training if layer.quantization_mode is None]
     if not layers:
         raise ValueError(
-            f"quantize({model.name!r}): no layer trains for int8 or int4. Let them with keras_mp.convert(model, "
-            '"qat_int4"), and train; without training it is Keras\'s model.quantize("int4")'
+            f"quantize({model.name!r}): no layer trains for int8 or int4. Call keras_mp.convert(model, "
+            '"qat_int4") and train; without training, call Keras\'s model.quantize("int4")'
         )
     batch, expected = _predicted(model, sample)
     bytes_before = _bytes_of(layers)

@@ -43,7 +43,7 @@ _ENDS = 8  # of paths, where the names are longer
 
 
 class Part(NamedTuple):
-    """A part of a model that one of the three changes is for.
+    """A part of a model that `stabilize`, `convert` or `make_lean` changes or could change.
 
     Attributes:
         layer: the names that lead to the layer, joined with `/`.
@@ -68,7 +68,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelReport(Report):
-    """What of a model is stable, in 8 bits, and lean; `keras_mp.report` makes it.
+    """The layers of a model that are stable, in 8 bits or lean: the result of `keras_mp.report`.
 
     Attributes:
         name: the name of the model.

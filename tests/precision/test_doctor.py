@@ -93,7 +93,7 @@ def test_missing_extras(monkeypatch):
     monkeypatch.setattr(doctor_module, "_installed", lambda module: module not in absent and installed(module))
     text = flat(page())
     assert 'pip install -e ".[data]"' in text and 'pip install -e ".[plots]"' in text
-    assert '.[jax]"' not in text and "every extra is there" not in text
+    assert '.[jax]"' not in text and "every extra is installed" not in text
 
 
 def test_missing_backend(monkeypatch):

@@ -62,18 +62,18 @@ class ChipAdvice:
 
     @property
     def time(self) -> float | None:
-        """Of an update, all of its micro-batches, predicted, in seconds; None where no report gives it."""
+        """The predicted seconds of an update with all its micro-batches; None where no report gives them."""
         return None if self.report is None else self.time_of(self.report)
 
     def time_of(self, report: CompileReport) -> float | None:
-        """That of the report, or of one of those that it is compared with."""
+        """The predicted seconds of an update in the report, or in one that it is compared with."""
         if report.time is None or report.time.unscored or self.measures is None:
             return None
         return report.time.seconds * self.measures.micro_batches
 
     @property
     def changes(self) -> str:
-        """The most that the measures change: one of `keras_mp.planner.fit.measures.KINDS`; "" where none fits."""
+        """The gravest change among the measures: one of `keras_mp.planner.fit.measures.KINDS`; "" where none fits."""
         return self.measures.kind if self.measures is not None and self.fits else ""
 
     @property

@@ -116,7 +116,7 @@ _STRATEGIES = {"": PLAIN, "data": PLAIN, "fully_sharded": TIME, "tensor": TIME}
 
 @dataclass(frozen=True)
 class Measures:
-    """What is changed of a training step so that it takes less memory.
+    """Changes of a training step so that it takes less memory.
 
     Args:
         precision: the policy that pays on the chip: "float32", "mixed_float16" or "mixed_bfloat16".
@@ -138,24 +138,24 @@ class Measures:
 
     @property
     def applied(self) -> list[Measure]:
-        """Those whose lines a program needs."""
+        """The measures whose lines of code a program needs."""
         included = {name for one in self.taken for name in one.includes}
         return [one for one in self.taken if one.name not in included]
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """Those as changes of the model, in the order in which they are made."""
+        """The measures as changes of the model, in the order in which they are made."""
         steps = {"accumulate": self.micro_batches}
         return tuple(Change(one.change, steps if one.divides else one.options) for one in self.applied)
 
     @property
     def policy(self) -> str:
-        """What the model is built under."""
+        """The policy under which the model is built."""
         return next((one.policy for one in self.taken if one.policy), self.precision)
 
     @property
     def kind(self) -> str:
-        """The most that it changes, one of `KINDS`."""
+        """The gravest kind of change among the measures, one of `KINDS`."""
         return max((_STRATEGIES[self.strategy], *(one.kind for one in self.taken)), key=KINDS.index)
 
     @property
@@ -170,11 +170,11 @@ class Measures:
 
     @property
     def state(self) -> Measures:
-        """Of these, what decides which weights and slots there are: on one device, without micro-batches."""
+        """The measures that decide which weights and slots there are: on one device, without micro-batches."""
         return Measures(self.precision, tuple(one.name for one in self.taken if not one.helps and not one.divides))
 
     def plus(self, measure: Measure) -> Measures:
-        """These and one more."""
+        """These measures and one more."""
         return self.with_names((*self.names, measure.name))
 
     def with_names(self, names: Sequence[str]) -> Measures:

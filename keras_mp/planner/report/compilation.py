@@ -103,7 +103,7 @@ class Compilation:
 
     @property
     def asked_and_compiled(self) -> list[str]:
-        """A sentence for each dtype that is asked for: how many products, in what they run and are summed."""
+        """A sentence for each dtype that is asked for: how many products, and the dtypes they run and are summed in."""
         kinds: dict[str, list[Matmul]] = defaultdict(list)
         for matmul in self.matmuls:
             kinds[_family(matmul.asked)].append(matmul)
