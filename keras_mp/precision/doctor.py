@@ -21,8 +21,8 @@ BACKENDS = ("tensorflow", "jax")
 
 # Extra, the modules that it brings, and what it is for.
 _EXTRAS = (
-    ("tensorflow", ("tensorflow",), "the first backend; writes SavedModels"),
-    ("jax", ("jax",), "the second backend; the one for TPUs"),
+    ("tensorflow", ("tensorflow",), "one of the two backends; needed to write SavedModels"),
+    ("jax", ("jax",), "one of the two backends; needed for TPUs"),
     ("data", ("tensorflow_datasets", "sklearn"), "the data sets of the training recipes"),
     (
         "inspect",
