@@ -168,7 +168,7 @@ class Scaling:
 
     @property
     def title(self) -> str:
-        """The name of the format, for messages: "FP8", "INT8", "MXFP8" or "NVFP4"."""
+        """The format for messages: "FP8", "INT8", "MXFP8" or "NVFP4"."""
         if self.in_blocks:
             return "NVFP4" if self.format == E2M1 else "MXFP8"
         return "INT8" if self.format == INT8 else "FP8"

@@ -197,7 +197,7 @@ def test_moving_statistics_that_an_earlier_step_spoiled_are_not_the_culprit_but_
         model.get_layer(f"normalization{place}").moving_mean.assign(np.full(8, np.nan))
     found = find_nonfinite(model, batch)
     assert (found.path, found.tensor) == ("dense1", "output")
-    assert "weight moving_mean of layer 'normalization0' is not finite" in found.advice
+    assert "Weight moving_mean of layer 'normalization0' is not finite either" in found.advice
     assert np.isnan(model.get_layer("normalization0").moving_mean).all()  # as they were
 
 
