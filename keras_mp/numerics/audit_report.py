@@ -297,17 +297,17 @@ _STYLES = {
     _OVERFLOW: "background: #b30000; color: #ffffff",
 }
 _RULE = (
-    "A layer fits float16 if nothing overflows, and its output, its gradients, and its result from arguments and "
-    f"weights that are rounded keep {LEAST_SQNR:.0f} dB, which is an error of a tenth; it fits bfloat16 if nothing "
-    "overflows, and that result keeps as much; it fits FP8 if its input and its weights keep "
-    f"{LEAST_SQNR_E4M3:.0f} dB in E4M3 and its gradient {LEAST_SQNR_E5M2:.0f} dB in E5M2."
+    "A layer fits float16 if nothing overflows, and if its output, its gradients and its result from rounded arguments "
+    f"and weights each keep {LEAST_SQNR:.0f} dB: an error of a tenth. It fits bfloat16 if nothing overflows, and that "
+    f"result keeps {LEAST_SQNR:.0f} dB. It fits FP8 if its input and its weights keep {LEAST_SQNR_E4M3:.0f} dB in E4M3 "
+    f"and its gradient {LEAST_SQNR_E5M2:.0f} dB in E5M2."
 )
 _CELLS = (
-    "loss: the change of the loss in percent of it, if the layer's output and weights (in FP8 its input and weights) "
-    "are rounded in the forward pass; an estimate to first order. gradients: the error of the layer's gradients in the "
-    "backward pass, in percent of their size."
+    "loss: by how many percent the loss changes, to first order, if the layer's output and weights (in FP8 its input "
+    "and weights) are rounded in the forward pass. gradients: the error of the layer's gradients in the backward pass, "
+    "in percent of their size."
 )
-_EMPTY = "Empty: the layer does not compute in FP8; only Dense and EinsumDense layers do, where they are not quantized."
+_EMPTY = "An empty cell: the layer does not compute in FP8. Dense and EinsumDense layers do, if they are not quantized."
 _WORDS = (
     ("dB", "decibels, the size of a tensor relative to the error of rounding it: at 20 dB the error is a tenth of the "
            "tensor, at 40 dB a hundredth, at 60 dB a thousandth."),
