@@ -114,7 +114,7 @@ class NonFiniteFinder(keras.callbacks.Callback):
             for variable, value in after:
                 variable.assign(value)
         self.path = self._write(batch)
-        finding = self.found or "all is finite when the step is made again: dropout or augmentation drew other numbers"
+        finding = self.found or "the step is finite when it is run again: dropout or augmentation drew other numbers"
         warnings.warn(f"step {self._step}: {finding}\nThe batch is in {self.path}", stacklevel=2)
         if self.stop:
             self.model.stop_training = True
