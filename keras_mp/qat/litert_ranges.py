@@ -8,7 +8,7 @@ range alike, so that their codes are the same before and after.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -44,6 +44,8 @@ _SAME = frozenset(
 )
 # What LiteRT computes with the scale of the input: sums of its values.
 _LIKE_INPUT = frozenset("AveragePooling1D AveragePooling2D Resizing UpSampling2D".split())
+# What LiteRT computes with one scale for all inputs and the output.
+_ONE_RANGE = frozenset("Concatenate Maximum Minimum Stack".split())
 _ACTIVATIONS = {"Relu": "relu", "Relu6": "relu6", "Sigmoid": "sigmoid", "Softmax": "softmax", "Tanh": "tanh"}
 _FUSED = ("linear", "relu", "relu6")
 # Where each of these is followed by ReLU, LiteRT has one operator.
@@ -95,11 +97,15 @@ def plan(graph: Any, options: Config) -> Plan:
     outputs = {id(x) for x in graph.outputs}
     names: list[str] = []
     ranges: dict[int, Range | None] = {}
+    one_with: dict[int, int] = {}
     folded: set[int] = set()
 
     def own(name: str) -> int:
         names.append(name)
         return len(names) - 1
+
+    def first(place: Any) -> Any:
+        return first(one_with[place]) if place in one_with else place
 
     for x in graph.inputs:
         operation = x._keras_history.operation
@@ -131,7 +137,20 @@ def plan(graph: Any, options: Config) -> Plan:
             ranges[id(x)] = fixed or (own(operation.name) if like is None else like)
             after.append(ranges[id(x)])
         steps.append(Step(node, weights, inside, before, after))
-    return Plan([ranges[id(x)] for x in graph.inputs], steps, names)
+        if kind in _ONE_RANGE:
+            alike = {first(ranges.get(id(x))) for x in (*node.input_tensors, *node.outputs)}
+            places = sorted(place for place in alike if isinstance(place, int))
+            one_with |= dict.fromkeys(places[1:], places[0])
+    kept = [place for place in range(len(names)) if place not in one_with]
+
+    def settled(place: Any) -> Any:
+        return kept.index(first(place)) if isinstance(place, int) else place
+
+    steps = [
+        step._replace(inside=settled(step.inside), before=settled(step.before), after=list(map(settled, step.after)))
+        for step in steps
+    ]
+    return Plan([settled(ranges[id(x)]) for x in graph.inputs], steps, [names[place] for place in kept])
 
 
 def _activation(operation: Any) -> str:
@@ -240,6 +259,7 @@ class _Ranges:
         self.variable, self.bits, self.fixed = variable, options["bits"], options.get("ranges")
         self.moves = bool(training) and self.fixed is None
         self.now: Any = None if self.fixed is not None else keras.ops.convert_to_tensor(variable)
+        self.seen: dict[int, tuple[Any, Any]] = {}
         self.moved: dict[int, Any] = {}
 
     def rounded(self, x: Any, place: Range | None, averaged: bool = False) -> Any:
@@ -276,12 +296,12 @@ class _Ranges:
             return place
         if self.fixed is not None:
             return tuple(self.fixed[place])
-        if self.moves and place not in self.moved:
+        if self.moves:
             x = keras.ops.cast(keras.ops.stop_gradient(x), "float32")
-            batch = keras.ops.stack(
-                [keras.ops.minimum(keras.ops.min(x), 0.0), keras.ops.maximum(keras.ops.max(x), 0.0)]
-            )
-            before = self.now[place]
+            seen = self.seen.get(place, (0.0, 0.0))  # in this step, of tensors that share the range
+            low, high = keras.ops.minimum(keras.ops.min(x), seen[0]), keras.ops.maximum(keras.ops.max(x), seen[1])
+            self.seen[place] = low, high
+            batch, before = keras.ops.stack([low, high]), self.now[place]
             moved = before * MOMENTUM + batch * (1 - MOMENTUM)
             self.moved[place] = keras.ops.where(before[1] > before[0], moved, batch)
         row: Any = self.moved[place] if place in self.moved else self.now[place]
@@ -360,11 +380,9 @@ def _take_ranges(layer: Any) -> None:
         del layer.litert_ranges
 
 
-def _mixin(original: type, names: Collection[str]) -> type:
-    return RoundedGraph
-
-
-register_treatments({LITERT: Treatment(_mixin, undo=_take_ranges, built=_give_ranges, order=-2)})
+register_treatments(
+    {LITERT: Treatment(lambda original, names: RoundedGraph, undo=_take_ranges, built=_give_ranges, order=-2)}
+)
 
 
 def to_litert(model: keras.Model, quantize: str, select: Any = None) -> keras.Model:

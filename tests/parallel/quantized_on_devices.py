@@ -1,4 +1,4 @@
-"""Quantized models with LoRA on several devices, in a process of their own; test_distribute.py starts it."""
+"""Quantized models with LoRA on several devices, and training for one; test_distribute.py starts the process."""
 
 import contextlib
 import functools
@@ -74,3 +74,22 @@ def test_lora_trains_as_on_one_device(layout, devices, mode, policy):
         for variable in codes:
             parts = variable.value.addressable_shards
             assert len(parts) == 4 and sum(part.data.nbytes for part in parts) == variable.value.nbytes, variable.path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["qat_int8", "qat_int4", "qat_litert"])
+def test_training_for_a_quantization_is_as_on_one_device(mode):
+    random = np.random.default_rng()
+    x, y = (random.normal(size=(32, width)).astype("float32") for width in (7, 3))
+    losses = []
+    for scope in (contextlib.nullcontext(), keras_mp.parallel.distribute("data", 2)):
+        with scope:
+            keras.utils.set_random_seed(3)
+            layers = [keras.layers.Dense(19, "relu"), keras.layers.Dense(3)]
+            model = keras_mp.convert(keras.Sequential([keras.Input((7,)), *layers]), mode)
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+            losses.append(model.fit(x, y, 8, epochs=3, shuffle=False, verbose=0).history["loss"])
+            if mode != "qat_litert":
+                keras_mp.quantize(model, x)
+    # Of TensorFlow's replicas each has ranges of LiteRT of its own rows, whose mean is kept.
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0.1 if mode == "qat_litert" else 1e-5)

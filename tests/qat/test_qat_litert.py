@@ -98,6 +98,23 @@ def test_what_is_one_operator_is_rounded_once():
 
 
 @pytest.mark.jax
+def test_what_is_concatenated_has_one_range():
+    x = keras.Input((4,), name="x")
+    parts = [layers.Dense(3, "relu", name="a")(x), layers.Dense(3, "sigmoid", name="b")(x), x]
+    model = keras.Model(x, layers.Concatenate(name="c")([layers.Flatten()(parts[0]), *parts[1:]]))
+    keras_mp.convert(model, "qat_litert")
+    planned = plan(model, treatments_of(model)[LITERT])
+    places = {step.node.operation.name: step.after for step in planned.steps}
+    assert planned.inputs == places["a"] == places["c"] == [0] and planned.names == ["x", "b"]  # b's before its sigmoid
+    assert places["b"] == [(0.0, 255 / 256)]
+    batch = zoo.normal(16, 4)
+    values = keras.ops.convert_to_numpy(keras.Model(x, parts[0])(batch))
+    model(batch, training=True)
+    low, high = keras.ops.convert_to_numpy(model.litert_ranges)[0]
+    np.testing.assert_allclose([low, high], [batch.min(), max(batch.max(), values.max())], rtol=0.05)
+
+
+@pytest.mark.jax
 def test_train_save_load_and_revert(tmp_path):
     keras.config.set_dtype_policy("mixed_bfloat16")
     model, x, _ = trained(cnn(1))
@@ -140,6 +157,9 @@ def test_the_file_computes_what_was_trained(tmp_path):
     assert rows["head"].measured > 15 and "Training set the ranges." in str(report) and "within one code" in str(report)
 
 
+KINDS = ("separable, pooled", "transposed", "nested", "concatenated", "one dimension, mixed_float16")
+
+
 def kinds(name):
     """Layers whose operators LiteRT has in int8, each once."""
     inputs = keras.Input((12, 12, 3), name="x")
@@ -149,9 +169,17 @@ def kinds(name):
     elif name == "transposed":
         x = layers.Conv2DTranspose(4, 3, 2, padding="same", use_bias=False)(inputs)
         x = layers.ReLU()(layers.BatchNormalization()(x))
-        x = layers.Conv2D(4, 1, activation="relu")(
-            x
-        )  # a Concatenate rescales its inputs in the file: docs/deployment.md
+        x = layers.Conv2D(4, 1, activation="relu")(x)
+    elif name == "concatenated":
+        wide = keras.initializers.RandomNormal(stddev=0.7)
+        narrow = layers.Conv2D(4, 3, padding="same", activation="silu")(inputs)
+        parts = [narrow, layers.Dropout(0.1)(layers.Conv2D(4, 3, padding="same", kernel_initializer=wide)(inputs))]
+        x = layers.Conv2D(4, 1, activation="relu")(layers.Concatenate()([*parts, inputs]))
+        x = layers.Maximum()([x, layers.Conv2D(4, 1)(x)])
+    elif name == "one dimension, mixed_float16":
+        x = layers.Conv1D(6, 3, activation="relu")(layers.Reshape((48, 9))(inputs))
+        x = layers.BatchNormalization()(layers.DepthwiseConv1D(3, use_bias=False)(x))
+        x = layers.Reshape((4, 11, 6))(x)
     else:
         inner = keras.Sequential([keras.Input((12, 12, 3)), layers.Conv2D(4, 3, activation="silu"), layers.ReLU()])
         x = inner(inputs)
@@ -160,8 +188,9 @@ def kinds(name):
 
 @only_tensorflow
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["separable, pooled", "transposed", "nested"])
+@pytest.mark.parametrize("name", KINDS)
 def test_every_kind_of_layer(name, tmp_path):
+    keras.config.set_dtype_policy("mixed_float16" if "float16" in name else "float32")
     model, _, _ = trained(kinds(name))
     report = keras_mp.export.export_litert(model, tmp_path / "out.tflite", zoo.normal(400, 12, 12, 3))
     assert report.within_one_code >= 0.995 and not report.float_operators
