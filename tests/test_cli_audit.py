@@ -123,12 +123,6 @@ def test_labels_of_a_subclassed_model_are_given_by_name(tmp_path):
     assert (y["left"] == 0).all() and (y["right"] == 1).all() and len(y) == 2
 
 
-def test_an_npy_file_of_python_objects_is_refused(tmp_path):
-    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object))
-    with pytest.raises(ValueError, match="^the array in .*objects.npy' holds Python objects"):
-        batches_of_file(tmp_path / "objects.npy", Two(), 2)
-
-
 def test_a_model_of_a_users_own_layers_is_loaded_with_their_module(tmp_path, monkeypatch):
     (tmp_path / "mix_layers.py").write_text(
         "import keras\n\n\nclass Mix(keras.layers.Layer):\n    def call(self, x):\n        return 2 * x\n"
@@ -163,12 +157,6 @@ def test_a_recipe_which_takes_no_data():
     assert report["model"] == "gpt" and not any("random" in note for note in report["notes"])
     done = run("language_model", "--data", "odd.npz")
     assert done.returncode == 1 and "a training recipe has data of its own" in done.stderr
-
-
-def test_bad_input_is_one_line(model_file, tmp_path):
-    np.savez(tmp_path / "odd.npz", a=np.ones(3))
-    done = run(model_file, "--data", tmp_path / "odd.npz")
-    assert done.returncode == 1 and "must hold arrays named x and y, and holds a" in done.stderr
 
 
 def test_inputs_called_as_labels_and_weights_are_kept_and_read(tmp_path):

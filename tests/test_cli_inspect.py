@@ -3,17 +3,13 @@
 import importlib.util
 import json
 import re
-from pathlib import Path
 
 import command_line
 import keras
 import pytest
 
 from keras_mp import cli
-from keras_mp.conversion.model_file import step_of_file
 from keras_mp.system.packages import install_command
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -72,53 +68,6 @@ def test_several_chips(model_file):
     report = json.loads(done.stdout)
     assert (report["strategy"], report["devices"], report["target"]) == ("fully_sharded", 8, "h100")
     assert {collective["group"] for collective in report["collectives"]} == {8}
-
-
-def test_several_chips_are_asked_for_wrongly(model_file):
-    for options, said in (
-        (["--target", "h100x8"], "target names 8 chips: pass strategy='data', 'fully_sharded' or 'tensor'"),
-        (["--target", "h100x3", "--strategy", "data"], "names 3 chips, which is not one of 2, 4, 8"),
-        (["--target", "h100x8", "--strategy", "sharded"], "strategy='sharded'"),
-    ):
-        done = command_line.run("inspect", model_file, *options)
-        assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
-
-
-def test_mistakes_are_one_line():
-    for arguments, said in (
-        (["no_such_recipe"], "unknown training recipe 'no_such_recipe'"),
-        (["missing.keras"], "there is no file 'missing.keras'"),
-        (
-            ["missing.keras", "--widht", "8"],
-            "unknown after 'missing.keras': --widht 8. `keras-mp inspect --help` lists",
-        ),
-    ):
-        done = command_line.run("inspect", *arguments)
-        assert done.returncode == 1 and done.stdout == ""
-        assert said in done.stderr and done.stderr.count("\n") == 1
-
-
-def test_the_batch_of_a_file(model_file):
-    model, (x, y), trains = step_of_file(model_file, 5)
-    assert (x.shape, y.shape, y.dtype, trains) == ((5, 6), (5,), "int32", True)
-    with pytest.raises(ValueError, match="batch_size=0 must be a whole number, 1 or more"):
-        step_of_file(model_file, 0)
-
-
-def test_a_file_that_leaves_sizes_open(tmp_path):
-    inputs = keras.Input((None, 3), name="frames")
-    keras.Model(inputs, keras.layers.Dense(2)(inputs)).save(tmp_path / "open.keras")
-    with pytest.raises(ValueError, match="input 'frames' .* leaves more open than the batch"):
-        step_of_file(tmp_path / "open.keras", 2)
-    _, (x, y), _ = step_of_file(tmp_path / "open.keras", 2, 7)
-    assert (x.shape, y.shape) == ((2, 7, 3), (2, 7, 2))
-
-
-def test_a_length_where_nothing_is_open(model_file):
-    with pytest.raises(ValueError, match="--length is for a model that leaves sizes open: all of model .* are fixed"):
-        step_of_file(model_file, 2, 7)
-    with pytest.raises(ValueError, match="length=0 must be a whole number, 1 or more"):
-        step_of_file(model_file, 2, 0)
 
 
 @pytest.mark.slow

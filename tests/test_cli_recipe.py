@@ -95,17 +95,6 @@ def test_outside_a_clone_all_four_commands_say_the_same_of_a_name(elsewhere):
         assert text in said
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_config_that_is_a_dict_is_told_alike_by_all_four(elsewhere, command):
-    elsewhere.write_text("def mine(): return {'epochs': 1}\ndef train(config): ...\n")
-    assert "mine.py: mine() must return its config, an instance of a dataclass" in told(command, elsewhere)
-
-
-def test_bench_names_what_a_config_lacks_before_it_measures(elsewhere):
-    elsewhere.write_text(MINE.replace('policy: str = "float32"', 'precision: str = "float32"'))
-    assert "the config of mine() has no field policy" in told("bench", elsewhere)
-
-
 @pytest.mark.slow
 def test_the_installed_command_trains_a_file_from_an_empty_folder(elsewhere, tmp_path):
     command = shutil.which("keras-mp", path=str(Path(sys.executable).parent))

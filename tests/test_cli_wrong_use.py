@@ -150,6 +150,21 @@ def test_data_that_is_none(command, files, file):
         (["audit", "bare.keras"], "is not compiled for training: compile it with a loss, and save it"),
         (["audit", "open.keras"], "leaves more open .* give the size with --length, or give some with --data"),
         (["inspect", "open.keras"], "leaves more open than the batch, .* call keras_mp.inspect"),
+        (
+            ["inspect", "model.keras", "--length", "7"],
+            "--length is for a model that leaves sizes open: all of model .*",
+        ),
+        (["inspect", "open.keras", "--length", "0"], "length=0 must be a whole number, 1 or more"),
+        (["inspect", "no_such_recipe"], "unknown training recipe 'no_such_recipe'"),
+        (
+            ["inspect", "model.keras", "--target", "h100x8"],
+            "target names 8 chips: pass strategy='data', 'fully_sharded'",
+        ),
+        (
+            ["inspect", "model.keras", "--target", "h100x3", "--strategy", "data"],
+            "names 3 chips, which is not one of 2",
+        ),
+        (["inspect", "model.keras", "--target", "h100x8", "--strategy", "sharded"], "strategy='sharded'"),
         (["audit", "model.keras", "--steps", "0"], "steps=0 must be a whole number of batches, 1 or more"),
         (["audit", "model.keras", "--steps", "-3"], "steps=-3 must be a whole number of batches, 1 or more"),
         (["audit", "model.keras", "--batch-size", "-1"], "batch_size=-1 must be a whole number, 1 or more"),

@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import json
 import re
 import subprocess
 import sys
@@ -69,25 +68,6 @@ def test_the_first_line_of_a_public_docstring_has_ten_words():
 @pytest.mark.parametrize("name", results.TABLES)
 def test_the_tables_of_a_page_are_current(name):
     assert (ROOT / "docs" / name).read_text() == results.page(name), "run `python benchmarks/results.py`"
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"command": None}, r"missing \['command'\]"),
-        ({"colour": "red"}, r"unknown \['colour'\]"),
-        ({"rows": [["float32"]]}, "2 columns, and the row"),
-    ],
-)
-def test_a_result_that_is_not_whole_is_named(change, message, tmp_path):
-    whole = {"title": "A", "command": "a", "date": "2026-11-21", "machine": "a", "versions": {"keras": "3.15.1"}}
-    whole |= {"columns": ["precision", "ms"], "rows": [["float32", 1.5]]}
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps(whole))
-    assert "| float32 | 1.5 |" in results.section(path.name, results.read(path))
-    path.write_text(json.dumps({key: value for key, value in (whole | change).items() if value is not None}))
-    with pytest.raises(ValueError, match=message):
-        results.read(path)
 
 
 @pytest.mark.slow
@@ -226,25 +206,6 @@ def is_no_description(name, text):
     words = re.findall(r"[\w'`]+", text.lower())
     told = [word for word in words if word not in ("the", "a", "an")]
     return not told or words[0] in NO_NOUN or told in ([name.strip("*")], name.split("_"), ["other"], ["rest"])
-
-
-def test_a_description_that_cannot_be_read_alone_is_seen():
-    docstring = """Rounds.
-
-    Args:
-        how: is rounded.
-        top_value: the top value.
-        rows: the rows of a
-            matrix, of (8, 8).
-        x, y: arrays of rows.
-        other: likewise.
-
-    Returns:
-        of: nothing.
-    """
-    rows = described_arguments(docstring)
-    assert rows[2] == (5, "rows", "the rows of a matrix, of (8, 8).")
-    assert [name for _, name, text in rows if is_no_description(name, text)] == ["how", "top_value", "other"]
 
 
 def test_the_description_of_an_argument_begins_with_a_noun_and_can_be_read_alone():

@@ -92,21 +92,6 @@ def test_the_sizes_of_all_inputs_count_together():
     assert compiles == [True, True, False, True, True, False, False]
 
 
-def test_a_batch_of_a_known_size_is_not_counted():
-    counted = module.BatchSizes(0)
-
-    @tf.function(autograph=False)
-    def step(x):
-        with counted.of_step((x, None)):
-            assert programs._condition.get() is None
-            return x
-
-    step(tf.zeros((4, 3)))
-    step.get_concrete_function(tf.zeros((4, 3)))
-    with counted.of_step(tf.zeros((4, 3))):  # nor one that runs eagerly
-        assert programs._condition.get() is None
-
-
 def test_a_new_step_of_the_model_goes_on_counting_and_another_model_counts_anew(ran, monkeypatch):
     monkeypatch.setattr(module.BatchSizes.__init__, "__defaults__", (2,))
     weights = network().get_weights()

@@ -19,7 +19,6 @@ PACKAGE = Path(__file__).parents[2] / "keras_mp"
 BACKEND = keras.backend.backend()
 OWN = [patch for patch in PATCHES if BACKEND in patch.backends]
 pytestmark = pytest.mark.jax
-only_jax = pytest.mark.skipif(BACKEND != "jax", reason="the patch is for JAX")
 ONES = np.ones((2, 2), "float32")
 HALF = "keras.Variable._maybe_autocast"
 
@@ -273,32 +272,6 @@ def test_an_attribute_that_keras_has_lost_is_named_with_the_versions_that_have_i
     with pytest.raises(ValueError, match="'keras.Variable.value' is no patch of Keras"):
         with patched({"keras.Variable.value": tagged(1.0)}):
             pass
-
-
-# What each patch mends, without it: a test that fails here says that the patch has become needless. Those that need
-# devices are in tests/parallel/keras_on_several_devices.py.
-
-
-@only_jax
-def test_keras_makes_no_optimizer_without_values():
-    with keras.StatelessScope(initialize_variables=False), pytest.raises(ValueError, match="variable"):
-        keras.optimizers.SGD(0.5)
-
-
-@only_jax
-def test_a_stateless_scope_refuses_a_part_of_a_variable():
-    v = keras.Variable(np.zeros(4, "float32"))
-    with pytest.raises(ValueError, match="shape"):
-        keras.StatelessScope([(v, keras.ops.zeros(2))])
-
-
-@only_jax
-def test_a_part_of_a_variable_is_read_as_a_part():
-    v = keras.Variable(np.zeros(4, "float32"))
-    scope = keras.StatelessScope()
-    scope.state_mapping[id(v)] = keras.ops.zeros(2)
-    with scope:
-        assert v.value.shape == (2,)
 
 
 def test_private_modules_of_keras_are_named_in_one_file_and_those_of_a_backend_in_its_folder():

@@ -13,6 +13,10 @@ DTYPES = {"E4M3": ml_dtypes.float8_e4m3fn, "E5M2": ml_dtypes.float8_e5m2}
 MAX = {"E4M3": 448.0, "E5M2": 57344.0}
 
 
+def normal(*shape):
+    return np.random.default_rng().normal(size=shape).astype("float32")
+
+
 def cast(x, name):
     """Clips what is finite, and rounds as ml_dtypes does; the rest is NaN."""
     x = np.asarray(x, "float32")

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 from int8_reference import TOP, amax, divided, integers, scale_of, variable, words
-from reference import compiled, quantized_by, tensors, to_numpy, with_gradients
+from reference import compiled, normal, quantized_by, tensors, to_numpy, with_gradients
 
 from keras_mp.fp8 import Scalings, matmul
 from keras_mp.fp8.scaled_product import MOST_TERMS
@@ -14,10 +14,6 @@ from keras_mp.fp8.scaled_product import MOST_TERMS
 PATH = "block/dense"
 BACKEND = keras.backend.backend()
 ALL_INT8 = Scalings.named("int8", kernel_gradient=True)
-
-
-def normal(*shape):
-    return np.random.default_rng().normal(size=shape).astype("float32")
 
 
 @functools.cache

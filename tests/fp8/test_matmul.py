@@ -9,6 +9,7 @@ from reference import (
     Product,
     assert_close,
     compiled,
+    normal,
     product,
     quantize,
     quantized_by,
@@ -29,10 +30,6 @@ E4M3_EVERYWHERE = Scalings.named("current", format="E4M3", scale="power_of_two")
 # Of 32 samples, 16 features and 3 units: these share a compiled program.
 of_one_shape = compiled(with_gradients(matmul))
 of_another_shape = compiled(with_gradients(matmul))
-
-
-def normal(*shape):
-    return np.random.default_rng().normal(size=shape).astype("float32")
 
 
 def check(x, w, g, run, equation="", formats=("E4M3", "E4M3", "E5M2"), power_of_two=False):
@@ -72,23 +69,34 @@ def test_an_ellipsis_stands_for_any_axes():
     assert_close(result, product("abcx,xy->abcy", quantize(x, "E4M3"), quantize(w, "E4M3")))
 
 
-def test_an_empty_batch():
-    run = compiled(with_gradients(matmul))
+SEVERAL = ["current", "rowwise", "mxfp8", "nvfp4", "int8"]
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="the next test has these")
+@pytest.mark.parametrize("recipe", SEVERAL)
+def test_an_empty_batch(recipe):
+    run = compiled(with_gradients(lambda x, w: matmul(x, w, recipe)))
     result, to_x, to_w = run(*tensors(np.zeros((3, 0, 16)), normal(16, 4), np.zeros((3, 0, 4))))
     assert result.shape == (3, 0, 4) and to_x.shape == (3, 0, 16)
     np.testing.assert_array_equal(to_numpy(to_w), np.zeros((16, 4)))
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="JAX knows every size when it compiles")
-@pytest.mark.parametrize("jit", [False, True])
-def test_an_unknown_batch_size(jit):
+@pytest.mark.parametrize("recipe, jit", [("current", False), *((recipe, True) for recipe in SEVERAL)])
+def test_an_unknown_batch_size_gives_the_products_of_a_known_one(recipe, jit):
     import tensorflow as tf
 
-    w = normal(16, 4)
-    signature = [tf.TensorSpec((None, None, 16)), tf.TensorSpec((16, 4)), tf.TensorSpec((None, None, 4))]
-    function = tf.function(with_gradients(matmul), signature, jit_compile=jit, autograph=False)
+    run = with_gradients(lambda x, w: matmul(x, w, recipe))
+    signature = [tf.TensorSpec((None, None, 40)), tf.TensorSpec((40, 4)), tf.TensorSpec((None, None, 4))]
+    unknown = tf.function(run, signature, jit_compile=jit, autograph=False)
     for sizes in ((7, 2), (0, 3)) if jit else ((1, 1), (7, 2), (0, 3)):
-        check(normal(*sizes, 16), w, normal(*sizes, 4), function)
+        operands = tensors(normal(*sizes, 40), normal(40, 4), normal(*sizes, 4))
+        results = unknown(*operands)
+        if 0 in sizes:
+            assert results[0].shape == (*sizes, 4) and not to_numpy(results[2]).any()
+            continue
+        for found, expected in zip(results, run(*operands), strict=True):
+            np.testing.assert_allclose(to_numpy(found), to_numpy(expected), rtol=1e-5, atol=1e-5)
 
 
 def test_signal_to_noise():

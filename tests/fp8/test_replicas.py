@@ -2,13 +2,10 @@
 
 from pathlib import Path
 
-import keras
 import pytest
 from in_own_process import run
-
-FILES = {"tensorflow": "on_two_replicas.py", "jax": "on_four_devices.py"}
 
 
 @pytest.mark.jax
 def test_several_replicas_equal_the_reference():
-    run(Path(__file__).with_name(FILES[keras.backend.backend()]), "not slow", devices=4)
+    run(Path(__file__).with_name("scales_on_replicas.py"), "not slow", devices=4)

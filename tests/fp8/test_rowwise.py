@@ -3,12 +3,10 @@
 import functools
 from types import SimpleNamespace
 
-import keras
 import numpy as np
 import pytest
 from reference import assert_close, check_products, compiled, row_product, sqnr, tensors, to_numpy
 
-from keras_mp import convert
 from keras_mp.fp8 import Scalings, matmul
 from keras_mp.fp8.quantize import lies_in
 
@@ -35,19 +33,6 @@ def test_any_product(equation, x, w, recipe, scale):
     check_products(multiply, reference, equation, (x, w), names, compiled, 12, scale)
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="JAX knows every size when it traces")
-def test_unknown_sizes_and_empty_batches():
-    import tensorflow as tf
-
-    rng = np.random.default_rng()
-    w = rng.normal(size=(16, 8)).astype("float32")
-    signature = [tf.TensorSpec((None, None, 16))]
-    function = tf.function(lambda x: matmul(x, w, "rowwise"), input_signature=signature, autograph=False)
-    for shape in ((3, 5, 16), (0, 5, 16)):
-        x = rng.normal(size=shape).astype("float32")
-        assert_close(function(x), row_product("abc,cd->abd", x, w, ("E4M3", "E4M3")))
-
-
 def test_zeros_and_what_is_not_finite():
     x = np.random.default_rng().normal(size=(5, 16)).astype("float32")
     x[0], x[1, 3], x[2, 3] = 0, np.inf, np.nan
@@ -66,13 +51,6 @@ def test_an_outlier_costs_its_own_row_only():
     rows, tensor = (to_numpy(matmul(*tensors(x, w), recipe))[others] for recipe in ("rowwise", "current"))
     assert sqnr(rows, exact[others]) > 27
     assert sqnr(tensor, exact[others]) < 15
-
-
-def test_beside_the_others():
-    model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(32), keras.layers.Dense(16)])
-    with pytest.warns(UserWarning, match="compute in float32"):
-        model = convert(model, "rowwise", select=lambda path, layer: True)
-    assert all(layer.scaling == Scalings.named("rowwise") for layer in model.layers)
 
 
 @pytest.mark.parametrize("axis, axes, lies", [(0, None, True), (0, (0,), True), (1, (0,), False), (2, (0, -1), True)])

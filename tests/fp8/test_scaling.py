@@ -108,6 +108,10 @@ def test_formats_by_role():
     [
         *((Scalings.named(name), f"Scalings.named({name!r})") for name in PRESETS),
         (Scalings.named("int8", source="static", seed=3), "Scalings.named('int8', source='static', seed=3)"),
+        (
+            Scalings.named("static", history=3, margin=2, format="E4M3"),
+            "Scalings.named('static', history=3, margin=2, format='E4M3')",
+        ),
         (Scalings.named("delayed", forward=False), "Scalings.named('delayed', forward=False)"),
         (Scalings.named("int8", kernel_gradient=True), "Scalings.named('int8', kernel_gradient=True)"),
         (
@@ -124,12 +128,8 @@ def test_scalings_are_values(scalings, call):
         scalings.forward = None
     saved = json.loads(json.dumps(keras.saving.serialize_keras_object(scalings)))
     back = keras.saving.deserialize_keras_object(saved)
-    assert (
-        eval(str(back)) == back == get_scalings(saved) == scalings
-        and hash(back) == hash(scalings)
-        and isinstance(back, Scalings)
-    )
-    assert get_scalings(scalings) is scalings and hash(back) == hash(scalings) and isinstance(back, Scalings)
+    assert eval(str(back)) == back == get_scalings(saved) == scalings and isinstance(back, Scalings)
+    assert get_scalings(scalings) is scalings and hash(back) == hash(scalings)
 
 
 def test_a_scaling_is_that_of_all_operands():
@@ -159,6 +159,8 @@ def test_a_scaling_is_that_of_all_operands():
         (lambda: Scaling(history=3), "history=3 with source='current', which keeps none"),
         (lambda: Scaling(source="delayed", history=0), "history=0 must be a whole number, 1 or more"),
         (lambda: Scaling(seed=0.5), "seed=0.5 must be a whole number, 0 or more"),
+        (lambda: Scalings.named("static", history=0), "history=0 must be a whole number, 1 or more"),
+        (lambda: Scalings.named("delayed", margin=-1), "margin=-1 must be a whole number, 0 or more"),
         (lambda: Scaling(scale="E8M0"), "granularity='tensor' has the scale 'float32' or 'power_of_two', not 'E8M0'"),
         (lambda: Scaling(granularity="block"), "granularity='block' has the scale 'E8M0', 'E8M0_floor' or 'E4M3'"),
         (lambda: Scaling("E2M1"), "format='E2M1' with scale='float32': blocks of .* those of E2M1 the scale 'E4M3'"),

@@ -99,43 +99,6 @@ def test_sparse_gradients_are_added_up():
     np.testing.assert_allclose(number(embedding.embeddings).ravel(), [-1.5, -0.5, 0, 0])
 
 
-@pytest.mark.skipif(not TENSORFLOW, reason="on JAX every test here is jitted")
-@pytest.mark.slow
-def test_tensorflow_jits_the_gradients_but_not_the_step():
-    """XLA's program for a device cannot reach the variables of another, and a step sums over them.
-
-    So `jit_compile=True` fails with any optimizer, Keras's own SGD too, and the other tests here do without.
-    """
-    import tensorflow as tf
-
-    with scope():
-        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
-        model = keras.Sequential([keras.Input((2,)), dense])
-        model.compile("sgd", "mse", jit_compile=True)
-        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), KINDS[0])
-        optimizer.build(model.trainable_variables)
-    rows = np.array(ROWS, "float32")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="located in device .*CPU:1 from device .*CPU:0"):
-        fit(model, rows, rows[:, :1])
-
-    @tf.function(jit_compile=True)
-    def gradients(x):
-        with tf.GradientTape() as tape:
-            loss = optimizer.scale_loss(tf.reduce_mean(model(x, training=True)) / REPLICAS)
-        return tape.gradient(loss, model.trainable_variables)
-
-    @tf.function
-    def step(x):
-        run(lambda x: optimizer.apply(gradients(x), model.trainable_variables), x)
-
-    bad = np.where(np.arange(REPLICAS)[:, None] == 1, np.inf, rows)
-    for batch in (bad, rows):
-        step(batch.astype("float32"))
-    for value in values_on_each(dense.kernel):
-        np.testing.assert_array_equal(value.ravel(), [-1.0, -2.0])
-    assert number(optimizer.skipped_steps) == 1
-
-
 UPDATES = {
     "AdamW": lambda: keras.optimizers.AdamW(0.1),
     "Adafactor": lambda: keras.optimizers.Adafactor(0.1),
@@ -225,6 +188,7 @@ def test_wrap_optimizer_checks_where_there_are_several_replicas():
     assert isinstance(optimizer.loss_scale, keras_mp.LossScale.none)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_within_an_epoch_goes_on_with_the_same_bits(tmp_path):
     """Each replica has a part of the metrics and of the accumulated gradients: the place is between two updates."""
     x = np.random.default_rng().normal(size=(12 * REPLICAS, 2)).astype("float32")

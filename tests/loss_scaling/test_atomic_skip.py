@@ -70,19 +70,6 @@ def test_a_skipped_step_changes_nothing_but_scale_and_seeds(mode, loss_scale):
     assert not all(np.array_equal(after[v.path], v.numpy()) for v in model.trainable_variables)
 
 
-@pytest.mark.slow
-def test_an_epoch_with_a_skipped_batch_has_the_loss_of_the_others():
-    good, bad = batch(), batch(bad=True)
-    x, y = (np.concatenate([a, b, a]) for a, b in zip(good, bad, strict=True))
-    model = keras_mp.loss_scaling.atomic_skip(build("jit"))
-    model.layers[3].rate = 0.0  # Dropout, so that the loss can be computed again
-    model.optimizer.learning_rate = 0.0
-    expected = model.train_on_batch(*good, return_dict=True)  # with the batch's own statistics
-    history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
-    assert history["loss"][0] == pytest.approx(expected["loss"], rel=1e-5)
-    assert history["mae"][0] == pytest.approx(expected["mae"], rel=1e-5)
-
-
 def test_without_it_a_forward_overflow_ruins_the_moving_statistics():
     model = build("eager")
     model.train_on_batch(*batch(bad=True))

@@ -127,29 +127,6 @@ def test_averages_are_float32_and_go_back_rounded():
     plain.finalize_variable_values([exact])
 
 
-def test_a_skipped_step_leaves_the_bits():
-    rng = np.random.default_rng()
-    variable = weight(rng.normal(size=SHAPE))
-    optimizer = LossScaleOptimizer(OPTIMIZERS["AdamW"](), LossScale.none())
-    optimizer.build([variable])
-    step = eager_step(optimizer, variable)
-    step(rng.normal(size=SHAPE))
-    before = [read(v) for v in (variable, *optimizer.inner_optimizer.variables)]
-    step(np.full(SHAPE, np.inf))
-    for old, new in zip(before, (variable, *optimizer.inner_optimizer.variables), strict=True):
-        np.testing.assert_array_equal(old, read(new))
-    assert int(ops.convert_to_numpy(optimizer.skipped_steps)) == 1
-
-
-def test_bytes_a_parameter():
-    variable = weight(np.ones((256, 256)))
-    optimizer = LossScaleOptimizer(keras.optimizers.AdamW(), LossScale.none(), state_dtype="float8")
-    optimizer.build([variable])
-    slots = [v for v in optimizer.inner_optimizer.variables if tuple(v.shape) == (256, 256)]
-    sizes = {"bfloat16": 2, "float8_e4m3fn": 1, "float32": 4}
-    assert sum(sizes[dtype_of(v)] for v in (variable, *slots)) == 4
-
-
 def test_wrong_use():
     half = weight(np.ones(SHAPE), "float16")
     with pytest.raises(ValueError, match="'.*kernel' is stored in float16.*'mixed_float16'"):
@@ -213,12 +190,3 @@ def test_it_saves_loads_and_goes_out_in_float32(tmp_path):
         np.testing.assert_array_equal(read(mine), read(its), err_msg=mine.path)
     report = keras_mp.export_float32(model, tmp_path / "saved", verify=ids[:4])
     assert report.low_precision_ops == 0
-
-
-@pytest.mark.slow
-def test_inspect_counts_two_bytes_a_weight():
-    model = keras_mp.prepare(embedding_model(), keras.optimizers.Adam(1e-2), LOSS, state_dtype="float8")
-    batch = (np.zeros((8, 6), "int32"), np.zeros(8, "int32"))
-    memory = keras_mp.inspect(model, batch, "h100").memory
-    sizes = {"bfloat16": 2, "float32": 4}
-    assert memory.parameters == sum(sizes[dtype_of(v)] * int(np.prod(v.shape)) for v in model.weights)

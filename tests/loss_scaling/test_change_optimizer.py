@@ -129,12 +129,13 @@ def test_wrong_use():
     assert keras_mp.loss_scaling.change_optimizer(untouched, state_dtype="float32").optimizer is optimizer
     with pytest.raises(ValueError, match="state_dtype='int8' must be one of 'float32', 'bfloat16', 'float8'"):
         keras_mp.loss_scaling.change_optimizer(model(), state_dtype="int8")
-    with pytest.raises(ValueError, match="not compiled with an optimizer"):
-        keras_mp.loss_scaling.change_optimizer(
-            keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)]), state_dtype="float8"
-        )
-    trained = model()
+    with pytest.raises(ValueError, match="accumulate=0 must be a whole number"):
+        keras_mp.loss_scaling.change_optimizer(model(), accumulate=0)
+    bare, trained = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)]), model()
     trained.train_on_batch(*data())
-    with pytest.raises(ValueError, match="was trained for 1 steps.*call change_optimizer before fit"):
-        keras_mp.loss_scaling.change_optimizer(trained, state_dtype="float8")
+    for change in ({"state_dtype": "float8"}, {"accumulate": 2}):
+        with pytest.raises(ValueError, match="not compiled with an optimizer"):
+            keras_mp.loss_scaling.change_optimizer(bare, **change)
+        with pytest.raises(ValueError, match="was trained for 1 steps.*call change_optimizer before fit"):
+            keras_mp.loss_scaling.change_optimizer(trained, **change)
     assert keras_mp.loss_scaling.change_optimizer(trained, state_dtype="float32") is trained

@@ -63,18 +63,6 @@ def test_csv_and_progress_bar_show_it(tmp_path, capsys):
     assert "skipped_steps: " in capsys.readouterr().out
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorBoard reads its files with TensorFlow")
-def test_tensorboard_shows_it(tmp_path):
-    import tensorflow as tf
-
-    fit(build(), [GOOD, BAD], keras.callbacks.TensorBoard(tmp_path))
-    tags = set()
-    for file in tmp_path.rglob("events*"):
-        for event in tf.compat.v1.train.summary_iterator(str(file)):
-            tags |= {value.tag for value in event.summary.value}
-    assert {"epoch_loss_scale", "epoch_skipped_steps", "epoch_gradient_norm", "epoch_gradient_underflow"} <= tags
-
-
 def test_a_few_skips_at_the_start_are_calibration(capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

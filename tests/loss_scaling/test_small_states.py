@@ -1,7 +1,6 @@
 """Optimizer states in 8 and 16 bits: what is stored, that it moves, and that all else of a step is as before."""
 
 import keras
-import ml_dtypes
 import numpy as np
 import pytest
 from twins import twin
@@ -40,10 +39,10 @@ def wrapped(inner, state_dtype="float8", **settings):
     return keras_mp.LossScaleOptimizer(inner, keras_mp.LossScale.none(), state_dtype=state_dtype, **settings)
 
 
-def weights_of(*shapes, seed=5):
+def weights_of(*shapes, seed=5, dtype="float32"):
     generator = np.random.default_rng(seed)
     return [
-        keras.Variable(generator.normal(size=shape).astype("float32"), name=f"w{place}")
+        keras.Variable(generator.normal(size=shape).astype("float32"), dtype=dtype, name=f"w{place}")
         for place, shape in enumerate(shapes)
     ]
 
@@ -68,10 +67,6 @@ def slots_of(optimizer):
 
 def bits_of(variables):
     return [np.asarray(keras.ops.convert_to_numpy(variable)).tobytes() for variable in variables]
-
-
-def e4m3(values, scale):
-    return values.astype("float32").astype("float64") * scale.astype("float64")
 
 
 @pytest.mark.parametrize("state_dtype, expected", [("float32", 12.0), ("bfloat16", 8.0), ("float8", 6.0)])
@@ -211,46 +206,9 @@ def test_small_slots_and_rows_of_one_value_stay_float32():
     assert not is_small(optimizer, "momentum", keras.Variable(np.zeros(SHAPE), dtype="float64"))
 
 
-def test_one_huge_value_in_a_row_loses_what_is_smaller_than_its_229376th():
-    x = np.zeros((1, 4096), "float32")
-    x[0, 0], x[0, 1:] = 1.0, 2.0 ** -np.linspace(4, 22, 4095)
-    weights = weights_of(x.shape)
-    optimizer = wrapped(keras.optimizers.SGD(1.0, momentum=0.5))
-    make_steps(optimizer, weights, [[-x]])
-    stored = slots_of(optimizer)[0].numpy()[0]
-    assert stored[0] == 1.0  # the largest is exact
-    step = 2.0**-9 / 448
-    normal = x[0] >= SMALLEST_NORMAL / 448
-    assert np.all(np.abs(stored[normal] / x[0][normal] - 1) < 2.0**-3)
-    assert np.all(np.abs(stored[~normal] - x[0][~normal]) < step)
-    lost = x[0] < step
-    assert set(np.unique(stored[lost])) <= {0.0, np.float32(step)}
-    assert abs(stored[lost].sum() - x[0][lost].sum()) < 5 * step * np.sqrt(lost.sum())  # right in the mean
-
-
-@pytest.mark.slow
-def test_steps_of_elements_far_below_their_rows_largest_stay_small():
-    rate = 1e-3
-    weights = weights_of(SHAPE)
-    optimizer = wrapped(keras.optimizers.Adam(rate, epsilon=1e-8))
-    optimizer.build(weights)
-    magnitudes = np.where(np.arange(SHAPE[1]) == 0, 1.0, 1e-6)
-    magnitudes[1] = 0.0
-    before, largest = weights[0].numpy(), 0.0
-    generator = np.random.default_rng()
-    for _ in range(40):
-        gradient = ((generator.normal(size=SHAPE) + 0.3) * magnitudes).astype("float32")
-        optimizer.apply([keras.ops.convert_to_tensor(gradient)])
-        after = weights[0].numpy()
-        before, largest = after, max(largest, np.max(np.abs(after - before)))
-    assert largest < 5 * rate
-    second = slots_of(optimizer)[1].numpy()
-    assert np.all(second[:, 2:] > 0)
-    assert np.all(second[:, 1] == 0)
-
-
-def test_a_skipped_step_leaves_every_bit():
-    weights = weights_of(SHAPE)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_skipped_step_leaves_every_bit(dtype):
+    weights = weights_of(SHAPE, dtype=dtype)
     optimizer = wrapped(keras.optimizers.AdamW(1e-2))
     gradient = np.random.default_rng().normal(size=SHAPE).astype("float32")
     make_steps(optimizer, weights, [[gradient]] * 2)
@@ -408,7 +366,7 @@ def test_a_saved_model_goes_on_bit_for_bit(tmp_path, ending, state_dtype):
     path = tmp_path / f"model.{ending}"
     if ending == "keras":
         model.save(path)
-        again = keras_mp.load_model(path) if hasattr(keras_mp, "load_model") else keras.saving.load_model(path)
+        again = keras.saving.load_model(path)
     else:
         model.save_weights(path)
         again = model_of(state_dtype)
@@ -519,14 +477,3 @@ def test_a_state_that_must_move_does(monkeypatch):
     print("m and root of v, of float32's:", mean_ratios(small).tolist(), "to nearest:", mean_ratios(nearest).tolist())
     np.testing.assert_allclose(mean_ratios(small), 1.0, atol=0.1)
     assert np.max(np.abs(mean_ratios(nearest) - 1.0)) > 0.5
-
-
-@pytest.mark.jax
-def test_slots_in_ml_dtypes_own_e4m3():
-    weights = weights_of(SHAPE)
-    optimizer = wrapped(keras.optimizers.SGD(1.0, momentum=0.9))
-    make_steps(optimizer, weights, gradients_of(weights, 3))
-    slot = slots_of(optimizer)[0]
-    values, scale = (np.asarray(keras.ops.convert_to_numpy(v)) for v in slot.variables)
-    assert values.dtype == ml_dtypes.float8_e4m3fn and np.all(np.max(np.abs(values.astype("float32")), -1) == 448)
-    np.testing.assert_allclose(slot.numpy(), e4m3(values, scale), rtol=1e-6)

@@ -31,31 +31,6 @@ def bits(variables):
     return [(str(v.dtype), np.asarray(keras.ops.convert_to_numpy(v)).tobytes()) for v in variables]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("state_dtype, policy", [("float8", "mixed_bfloat16"), ("bfloat16", "bfloat16")])
-def test_an_export_holds_the_weights_alone(tmp_path, state_dtype, policy):
-    import tensorflow as tf
-
-    x = np.random.default_rng().normal(size=(4, WIDTH)).astype("float32")
-    model, plain = trained(state_dtype, policy=policy), trained("float32", policy=policy)
-    for name, exported in (("small", model), ("plain", plain)):
-        report = keras_mp.export_float32(exported, tmp_path / name / "float32", verify=x)
-        assert report.low_precision_ops == 0
-        exported.export(str(tmp_path / name / "saved"), format="tf_saved_model", verbose=False)
-    for folder, expected, tolerance in (
-        ("float32", keras_mp.export.in_precision(model, "float32").predict(x, verbose=0), 1e-5),
-        ("saved", model.predict(x, verbose=0), 0.02),  # bfloat16's products in another program
-    ):
-        loaded = tf.saved_model.load(str(tmp_path / "small" / folder))
-        np.testing.assert_allclose(np.asarray(loaded.serve(x)), expected, rtol=tolerance, atol=tolerance)
-        stored = [
-            sorted(shape for _, shape in tf.train.list_variables(str(tmp_path / name / folder / "variables/variables")))
-            for name in ("small", "plain")
-        ]
-        assert stored[0] == stored[1]
-    train(model, 1)  # goes on
-
-
 @pytest.mark.skipif(not TENSORFLOW, reason="TensorFlow's own checkpoints")
 @pytest.mark.parametrize(
     "state_dtype, when", [("float8", "built"), pytest.param("bfloat16", "before", marks=pytest.mark.slow)]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_mp import backend
 from keras_mp.loss_scaling.stochastic_rounding import random_bits, round_to_bfloat16, round_to_float8
 
 pytestmark = pytest.mark.jax  # its compiler has other ways with subnormals and NaNs
@@ -185,13 +184,6 @@ def test_no_element_draws_more_than_its_share_over_the_steps():
     means = ((np.array(low) - 32767.5) / 65536 * np.sqrt(12 * steps)).sum(0) / steps
     assert np.abs(means).max() < 6
     assert abs(np.mean(means**2) - 1) < 6 * np.sqrt(2 / means.size)
-
-
-def test_places_count_across_all_axes():
-    np.testing.assert_array_equal(backend.places((2, 3, 4)), np.arange(24, dtype=np.uint32).reshape(2, 3, 4))
-    assert ops.convert_to_numpy(backend.places(())) == 0
-    last = ops.convert_to_tensor(2**32 - 2, "uint32")
-    assert ops.convert_to_numpy(backend.places((3,), last)).tolist() == [2**32 - 2, 2**32 - 1, 0]
 
 
 @pytest.mark.slow

@@ -36,15 +36,6 @@ def test_an_untied_output_has_weights_of_its_own():
     assert untied - tied == 256 * 128
 
 
-def test_a_token_sees_only_itself_and_those_before_it():
-    model = gpt(TINY, 100, 8)
-    tokens = np.tile(np.arange(8, dtype="int32"), (2, 1))
-    tokens[1, 5] = 99
-    first, second = model.predict_on_batch(tokens)
-    np.testing.assert_array_equal(first[:5], second[:5])
-    assert np.all(np.abs(first[5:] - second[5:]).max(-1) > 1e-4)
-
-
 @pytest.mark.parametrize(
     "arguments, message",
     [

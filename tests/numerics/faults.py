@@ -81,6 +81,12 @@ def nan_record(dtype="float32"):
     return model, (x, normal(64, 1))
 
 
+def infinite_label(dtype="float32"):
+    model, (x, y) = healthy(dtype)
+    y[3] = np.inf
+    return model, (x, y)
+
+
 def backward_only(dtype="float32"):
     """A division by zero in the backward pass: record 5 makes the norm's argument zero."""
     model = sequential(

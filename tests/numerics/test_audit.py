@@ -256,32 +256,6 @@ def test_values_that_are_not_finite_in_float32_are_told():
     assert any("find_nonfinite" in note for note in audit(model, batch).notes)
 
 
-def test_bad_input_is_named():
-    model, (x, y) = healthy()
-    with pytest.raises(ValueError, match="is not built"):
-        audit(compiled(keras.Sequential([layers.Dense(1)])), (x, y))
-    with pytest.raises(ValueError, match="data is empty"):
-        audit(model, [])
-    with pytest.raises(TypeError, match="data is a ndarray"):
-        audit(model, x)
-    with pytest.raises(ValueError, match="steps=0"):
-        audit(model, (x, y), steps=0)
-    with pytest.raises(ValueError, match="sample=0"):
-        audit(model, (x, y), sample=0)
-    with pytest.raises(ValueError, match="has no labels"):
-        audit(model, (x,))
-    with pytest.raises(ValueError, match="precision='float8'"):
-        audit(model, (x, y)).suspects("float8")
-    classes = compiled(
-        keras.Sequential([keras.Input((8,)), layers.Dense(3)]),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    with pytest.raises(ValueError, match="labels from 0 to 7 do not fit.*3 classes, so labels are 0 to 2"):
-        audit(classes, (x, np.arange(16) % 8))
-    with pytest.raises(ValueError, match="does not fit model"):
-        audit(compiled(model, loss="categorical_crossentropy"), (x, np.ones((16, 7), "float32")))
-
-
 def test_a_custom_train_step_is_not_run_and_without_a_loss_says_what_it_needs():
     class Own(keras.Model):
         def train_step(self, *arguments):

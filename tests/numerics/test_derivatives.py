@@ -1,7 +1,4 @@
-"""Second derivatives and forward mode of everything with a gradient of its own, against plain Keras in float32.
-
-`PYTHONPATH=tests python tests/numerics/test_derivatives.py` prints the table, with counts.
-"""
+"""Second derivatives and forward mode of everything with a gradient of its own, against plain Keras in float32."""
 
 import itertools
 import re
@@ -317,13 +314,3 @@ def test_no_gradient_is_left_out():
     found = {str(path.relative_to(root)) for path in root.rglob("*.py") if own.search(path.read_text())}
     covered = {file for kind in KINDS.values() for file in kind.files} | set(ELSEWHERE)
     assert found - covered == set()
-
-
-if __name__ == "__main__":
-    cases = [(name, dtype, mode) for name, kind in KINDS.items() for dtype in kind.dtypes for mode in MODES]
-    right = 0
-    for name, dtype, mode in cases:
-        second, forward = distances(KINDS[name], dtype, mode)
-        right += max(second, forward) < TOLERANCES[dtype]
-        print(f"{name:24s} {dtype:9s} {mode:6s} second order {second:.6f}  forward mode {forward:.6f}", flush=True)
-    print(f"{BACKEND}: {right} of {len(cases)} right")

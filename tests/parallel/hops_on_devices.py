@@ -115,20 +115,9 @@ def test_200_steps_in_hops_are_those_of_one_device_and_devices_are_in_the_order_
     assert all(len(v.value.addressable_shards) == DEVICES for v in model.variables)
 
 
-def test_steps_of_16_bits_in_hops_round_as_one_device_does(in_two_hops):
-    exact, one = (on_one_device(policy, 200)[2] for policy in ("float32", "mixed_bfloat16"))
-    assert 0 < np.linalg.norm(trained("mixed_bfloat16", 200)[2] - exact) < 2 * np.linalg.norm(one - exact)
-
-
 def test_200_steps_of_fewer_bits_in_hops_stay_near_one_device(in_two_hops):
     start, one = (on_one_device("mixed_bfloat16", steps)[2] for steps in (1, 200))
     many = trained("mixed_bfloat16", 200, reduce_dtype="bfloat16", gather_dtype="float8")[2]
     distance, moved = (np.sqrt(np.mean((one - other) ** 2)) for other in (many, start))
     print(f"{distance:.2e} from one device; training moves the weights by {moved:.2e}")
     assert distance < moved / 4
-
-
-def test_an_overflow_on_one_device_skips_the_step_of_all(in_two_hops):
-    _, model, _ = trained("mixed_float16", 6, overflow=3, reduce_dtype="bfloat16", gather_dtype="float8")
-    optimizer = model.optimizer
-    assert (int(optimizer.skipped_steps), int(optimizer.iterations)) == (1, 5)

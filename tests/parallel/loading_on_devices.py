@@ -208,19 +208,6 @@ def test_initial_values_do_not_depend_on_the_devices(name):
 
 
 @pytest.mark.slow
-def test_weights_of_one_shape_with_other_seeds_are_compiled_once_and_differ():
-    from keras_mp.parallel._jax_placement import _program
-
-    _program.cache_clear()
-    with keras_mp.parallel.distribute("fully_sharded", DEVICES):
-        drawn = [keras.Variable(keras.initializers.RandomNormal(0.0, 1.0), EMBEDDING).value for _ in range(3)]
-        drawn.append(keras.Variable(keras.initializers.RandomNormal(0.0, 2.0), EMBEDDING).value)
-    assert _program.cache_info().misses == 2
-    assert len({np.asarray(value).tobytes() for value in drawn}) == 4
-    np.testing.assert_allclose([np.std(value) for value in drawn], [1, 1, 1, 2], rtol=0.02)
-
-
-@pytest.mark.slow
 def test_a_wrong_preset_is_told(preset, tmp_path):
     folder = tmp_path / "wrong"
     shutil.copytree(preset, folder)
@@ -249,33 +236,6 @@ def assert_laid_out(backbone, get_layout_map):
     assert sum("model" in spec for spec in specs.values()) == 8
     for path, spec in specs.items():
         assert spec == (tuple(layouts[path].axes) if layouts[path] else (None,) * len(spec))
-
-
-@pytest.mark.slow
-def test_the_layout_map_of_another_backbone():
-    backbone_of = pytest.importorskip("keras_hub").models.LlamaBackbone
-    sizes = {size: number for size, number in SIZE.items() if size != "head_dim"} | {"tie_word_embeddings": True}
-    x = {"token_ids": np.ones((4, 8), "int32"), "padding_mask": np.ones((4, 8), "int32")}
-
-    def build():
-        backbone = backbone_of(**sizes)
-        model = keras.Model(backbone.input, keras.layers.Dense(1, use_bias=False)(backbone.output))
-        model.compile(keras.optimizers.SGD(1e-5), "mse")
-        return backbone, model
-
-    def losses_of(model):
-        return model.fit(x, np.ones((4, 8, 1)), batch_size=4, epochs=3, verbose=0).history["loss"]
-
-    _, alone = build()
-    weights = alone.get_weights()
-    expected = losses_of(alone)
-    with keras_mp.parallel.distribute("tensor", DEVICES, mesh=(2, 2), rules=backbone_of.get_layout_map):
-        backbone, model = build()
-        model.set_weights(weights)
-        losses = losses_of(model)
-        assert_laid_out(backbone, backbone_of.get_layout_map)
-    np.testing.assert_allclose(losses, expected, rtol=1e-4)
-    assert losses[-1] < losses[0]
 
 
 @pytest.mark.slow

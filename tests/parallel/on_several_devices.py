@@ -11,10 +11,8 @@ from devices import TENSORFLOW, only_jax, only_tensorflow
 import keras_mp
 from keras_mp.system.packages import installed
 from models.gpt import TENSOR_RULES
-from models.llama import LlamaSize, llama
 from recipes.language_model import Config, batches, build
 
-PRECISIONS = ["float32", "mixed_bfloat16", "mixed_float16"]
 LAYOUTS = [("data", 2)] if TENSORFLOW else [("data", 4), ("data", 8), ("fully_sharded", 8), ("tensor", 4)]
 # Each layout once, each precision once; all of both in tests/long.
 PARTS = (
@@ -395,46 +393,6 @@ def split_over(variable):
     """How many devices have a part of a variable, and not all of it."""
     whole = np.prod(variable.shape)
     return whole // np.prod(variable.value.addressable_shards[0].data.shape)
-
-
-@only_jax
-@pytest.mark.slow
-def test_tensor_rules_of_a_model_hold_for_what_is_made_of_it_and_for_the_optimizer():
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    x, y = batches(CONFIG)[0]
-    with keras_mp.parallel.distribute("tensor", 4):
-        model = keras_mp.stabilize(build(CONFIG))
-        model = keras_mp.convert(model, select=lambda path, layer: "dense" in path)
-        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3), keras_mp.LossScale.none())
-        model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy())
-        model.fit(x, y, batch_size=16, verbose=0)
-    split = {v.path: split_over(v) for v in (*model.variables, *model.optimizer.variables)}
-    for name in ("block1_dense_1", "block1_attention/query_key_value"):
-        assert split[f"{name}/kernel"] == split[f"{name}/bias"] == 4
-    slots = [count for path, count in split.items() if "block1_dense_1_kernel" in path]
-    assert slots == [4, 4]
-    assert split["normalization/gamma"] == split["block1_dense_2/bias"] == 1
-
-
-@only_jax
-@pytest.mark.slow
-def test_a_llama_trains_by_its_tensor_rules_as_on_one_device():
-    text = np.random.default_rng().integers(0, 64, (32, 17))
-    losses, kernels = {}, {}
-    for layout in (None, "tensor"):
-        keras.utils.set_random_seed(3)
-        with scope_of(layout, 8):
-            model = keras_mp.stabilize(llama(LlamaSize(1, 64, 8, 4, 96, 64), 16))
-            optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.1), keras_mp.LossScale.none())
-            model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy())
-            fitted = model.fit(text[:, :-1], text[:, 1:], batch_size=8, epochs=3, shuffle=False, verbose=0)
-            losses[layout] = fitted.history["loss"]
-            kernels[layout] = {v.path: number(v) for v in model.trainable_variables if "kernel" in v.path}
-    split = {v.path: split_over(v) for v in model.trainable_variables}
-    assert {split[path] for path in kernels["tensor"]} == {2} and split["normalization/scale"] == 1
-    np.testing.assert_allclose(losses["tensor"], losses[None], rtol=1e-5)
-    for path, kernel in kernels[None].items():
-        np.testing.assert_allclose(kernels["tensor"][path], kernel, rtol=0, atol=1e-5 * np.abs(kernel).max())
 
 
 @only_jax

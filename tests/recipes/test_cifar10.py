@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from mocked_data import mocked
 
-from keras_mp.training.training_recipe import run_recipe as main
 from recipes import cifar10 as recipe
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
@@ -49,38 +48,6 @@ def test_pixels_are_normalized_as_the_set_is_and_not_augmented_when_serving():
     expected = (images - np.array(recipe.MEAN)) / np.array(recipe.DEVIATION)
     np.testing.assert_allclose(normalized, expected, atol=1e-5)
     np.testing.assert_array_equal(model(images, training=False), model(images, training=False))
-
-
-def test_augmentation_moves_whole_pixels_by_up_to_four_and_mirrors():
-    model = recipe.build(QUICK)
-    translation, flip = model.layers[1:3]
-    image = np.random.default_rng(0).normal(size=(1, 32, 32, 3)).astype("float32")
-    padded = np.pad(image[0], ((4, 4), (4, 4), (0, 0)))
-    places = set()
-    for _ in range(30):
-        moved = np.asarray(translation(image, training=True))[0]
-        fits = [
-            (down, across)
-            for down in range(9)
-            for across in range(9)
-            if np.array_equal(padded[down : down + 32, across : across + 32], moved)
-        ]
-        assert len(fits) == 1
-        places |= set(fits)
-    assert len(places) > 15
-    mirrored = {np.asarray(flip(image, training=True)).tobytes() for _ in range(20)}
-    assert mirrored == {image.tobytes(), np.ascontiguousarray(image[:, :, ::-1]).tobytes()}
-
-
-def test_what_is_missing_or_too_large_is_told_and_leaves_no_folder(tmp_path):
-    output = ["--output", str(tmp_path / "runs"), "--data-dir", str(tmp_path)]
-    with pytest.raises((ValueError, OSError), match="cifar10 is not prepared.*--download.*162 MiB"):
-        main(["cifar10", *output])
-    with mocked(50), pytest.raises(ValueError, match="batch_size is 64, but there are only 50"):
-        main(["cifar10", *output, "--download", "--batch-size", "64"])
-    with pytest.raises(ValueError, match="policy fp8 is for dense layers"):
-        main(["cifar10", *output, "--policy", "fp8"])
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("name", ["cifar10", "gpt2", "imdb", pytest.param("imagenet", marks=pytest.mark.slow)])

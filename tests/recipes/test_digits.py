@@ -12,7 +12,6 @@ import keras_mp
 from keras_mp.precision.policy import PolicyChoice
 from keras_mp.system.packages import install_command
 from recipes import digits as recipe
-from recipes.common import finish
 from recipes.datasets.digits import load
 
 QUICK = dataclasses.replace(recipe.digits(), epochs=2, width=4, batch_size=128)
@@ -31,7 +30,7 @@ def test_a_short_training_leaves_whole_files_and_without_tensorflow_prints_the_c
 
     # What is exported: test_cifar10.py.
     monkeypatch.setattr(keras_mp, "export_float32", missing)
-    config = dataclasses.replace(QUICK, policy="mixed_bfloat16", output=str(tmp_path), data_dir=data_dir)
+    config = dataclasses.replace(QUICK, epochs=1, policy="mixed_bfloat16", output=str(tmp_path), data_dir=data_dir)
     result = recipe.train(config)
     names = {path.name for path in (tmp_path / "digits").iterdir()}
     assert names >= {"model.keras", "history.csv", "curves.png", "summary.json"}
@@ -39,7 +38,7 @@ def test_a_short_training_leaves_whole_files_and_without_tensorflow_prints_the_c
 
     with (tmp_path / "digits" / "history.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["epoch"] for row in rows] == ["1", "2"]
+    assert [row["epoch"] for row in rows] == ["1"]
     assert float(rows[-1]["test_accuracy"]) == pytest.approx(result.value)
 
     images, labels = load("test", data_dir)
@@ -60,30 +59,7 @@ def test_a_short_training_leaves_whole_files_and_without_tensorflow_prints_the_c
     assert f"keras-mp export {tmp_path}/digits/model.keras {tmp_path}/digits/saved_model" in printed
 
 
-def test_augmentation_is_inside_and_only_while_training(data_dir):
-    model = recipe.build(QUICK)
-    images = load("test", data_dir)[0][:8]
-    np.testing.assert_array_equal(model(images, training=False), model(images, training=False))
-    augmented = images
-    for layer in model.layers[1:4]:
-        augmented = layer(augmented, training=True)
-    assert np.abs(np.asarray(augmented) - images).mean() > 0.1
-
-
 @pytest.mark.jax
 def test_the_train_step_is_jitted_on_jax():
     choice = PolicyChoice("float32", True, "")
     assert recipe.model_to_train(QUICK, choice, 10).jit_compile == (keras.backend.backend() == "jax")
-
-
-@pytest.mark.parametrize(
-    "field, value, rule",
-    [("epochs", 0, "above 0"), ("learning_rate", float("nan"), "above 0"), ("seed", -1, "at least")],
-)
-def test_a_config_names_its_bad_field(field, value, rule):
-    with pytest.raises(ValueError, match=f"{field} must be {rule}"):
-        dataclasses.replace(recipe.digits(), **{field: value})
-
-
-def test_versions_name_the_backend():
-    assert finish.versions()["backend"] == keras.backend.backend()

@@ -2,14 +2,12 @@
 
 import dataclasses
 import json
-import re
 
 import keras
 import numpy as np
 import pytest
 from mocked_data import mocked
 
-from keras_mp.training.training_recipe import run_recipe as main
 from models.transformer import Size
 from recipes import gpt2 as recipe
 from recipes.datasets import corpus, lm1b
@@ -87,31 +85,3 @@ def test_it_trains_on_the_benchmark_in_fp8(tmp_path, monkeypatch):
     options = {"policy": "fp8", "remat": True, "accumulate": 2, "download": True, "output": str(tmp_path)}
     with mocked(100):
         assert np.isfinite(recipe.train(dataclasses.replace(QUICK, **options)).value)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"vocabulary": 256}, "vocabulary must be at least 257, got 256"),
-        ({"size": "huge"}, "size must be one of micro, mini, gpt2, got 'huge'"),
-        ({"prompt": ""}, "prompt must hold at least one character"),
-        ({"generate": -1}, "generate must be at least 0, got -1"),
-    ],
-)
-def test_a_config_names_its_bad_field(options, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(recipe.gpt2(), **options)
-
-
-def test_what_is_missing_or_too_large_is_told(tmp_path, text_file):
-    output = ["--output", str(tmp_path / "runs"), "--data-dir", str(tmp_path), "--vocabulary", "300"]
-    for options, message in [
-        ([], "lm1b is not prepared"),
-        ([], "--download gets and prepares it (1.7 GiB)"),
-        (["--corpus", "nowhere.txt"], "there is no file 'nowhere.txt'"),
-        (["--corpus", text_file, "--sequence-length", "16", "--batch-size", "900"], "batch_size is 900, but there are"),
-        (["--corpus", text_file, "--sequence-length", "10000"], "sequence_length must be below"),
-    ]:
-        with pytest.raises((ValueError, OSError), match=re.escape(message)):
-            main(["gpt2", *output, *options])
-    assert not (tmp_path / "runs").exists()

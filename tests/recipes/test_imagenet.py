@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from mocked_data import mocked
 
-from keras_mp.training.training_recipe import run_recipe as main
 from models.transformer import Size
 from recipes import imagenet as recipe
 
@@ -41,28 +40,3 @@ def test_pixels_are_normalized_as_the_set_is():
     images = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
     expected = (images / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
     np.testing.assert_allclose(np.asarray(recipe.build(QUICK).layers[0](images)), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"model": "resnet18"}, "model must be resnet50 or vit, got 'resnet18'"),
-        ({"model": "vit", "vit_size": "huge"}, "vit_size must be one of tiny, small, base, got 'huge'"),
-        ({"policy": "fp8"}, "policy fp8 is for dense layers"),
-        ({"remat": True}, "remat and dropout are for the blocks of --model vit"),
-        ({"learning_rate": 0.0}, "learning_rate must be above 0, got 0.0"),
-        ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0"),
-        ({"image_size": 0}, "image_size must be above 0, got 0"),
-    ],
-)
-def test_a_config_names_its_bad_field(options, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(recipe.imagenet(), **options)
-
-
-def test_a_set_that_is_not_there_is_told_with_what_to_do_by_hand(tmp_path):
-    with pytest.raises((ValueError, OSError)) as error:
-        main(["imagenet", "--output", str(tmp_path / "runs"), "--data-dir", str(tmp_path)])
-    for part in ("imagenet2012 is not prepared", "--download", "144 GiB", "ILSVRC2012_img_train.tar"):
-        assert part in str(error.value)
-    assert not (tmp_path / "runs").exists()

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from mocked_data import mocked
 
-from keras_mp.training.training_recipe import run_recipe as main
 from models.transformer import Size
 from recipes import imdb as recipe
 from recipes.datasets import imdb as dataset
@@ -50,25 +49,3 @@ def test_reviews_are_text_with_a_label():
         texts, labels = dataset.load("train", None, True)
     assert len(texts) == len(labels) == 5 and all(isinstance(text, str) and text for text in texts)
     assert labels.dtype == np.int64 and set(labels) <= {0, 1}
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"vocabulary": 256}, "vocabulary must be at least 257, got 256"),
-        ({"size": "huge"}, "size must be one of tiny, mini, small, medium, base, got 'huge'"),
-        ({"sequence_length": 0}, "sequence_length must be above 0, got 0"),
-    ],
-)
-def test_a_config_names_its_bad_field(options, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(recipe.imdb(), **options)
-
-
-def test_what_is_missing_or_too_large_is_told(tmp_path):
-    output = ["--output", str(tmp_path / "runs"), "--data-dir", str(tmp_path)]
-    with pytest.raises((ValueError, OSError), match="imdb_reviews is not prepared.*--download.*80 MiB"):
-        main(["imdb", *output])
-    with mocked(5), pytest.raises(ValueError, match="batch_size is 64, but there are only 5"):
-        main(["imdb", *output, "--download", "--vocabulary", "300"])
-    assert not (tmp_path / "runs").exists()

@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 
-from keras_mp.training.training_recipe import run_recipe as main
 from recipes import language_model as recipe
 from recipes.datasets.text import sequences, split
 
@@ -74,40 +73,3 @@ def test_two_micro_batches_are_a_batch_and_remat_changes_nothing(tmp_path, corpu
     whole = recipe.train(dataclasses.replace(QUICK, batch_size=16, **options)).value
     halves = recipe.train(dataclasses.replace(QUICK, batch_size=8, accumulate=2, remat=True, **options)).value
     assert halves == pytest.approx(whole, rel=1e-4)
-
-
-def test_a_bad_corpus_is_told_and_leaves_no_folder(tmp_path, corpus):
-    (tmp_path / "empty.txt").touch()
-    for options, message in [
-        (["--corpus", "nowhere.txt"], "there is no file 'nowhere.txt'"),
-        (["--corpus", str(tmp_path / "empty.txt")], "empty.txt' is empty"),
-        (["--corpus", corpus, "--sequence-length", "1000"], "sequence_length must be at most 405"),
-        (["--corpus", corpus, "--batch-size", "1000"], "batch_size is 1000, but there are only"),
-        (["--corpus", corpus, "--heads", "3"], "width must be a multiple of heads, got width 128 and 3 heads"),
-    ]:
-        with pytest.raises((ValueError, OSError), match=message):
-            main(["language_model", "--output", str(tmp_path / "runs"), *options])
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    "field, value, rule",
-    [
-        ("sequence_length", 0, "above 0, got 0"),
-        ("temperature", -0.5, "at least 0, got -0.5"),
-        ("learning_rate", float("nan"), "above 0, got nan"),
-        ("dropout", 1.0, "at least 0 and below 1, got 1.0"),
-        ("prompt", "", "at least one character"),
-        ("model", "bert", "be gpt or llama, got 'bert'"),
-        ("accumulate", 0, "above 0, got 0"),
-        ("state_dtype", "int8", "be one of .*float32.*, .*bfloat16.*, .*float8"),
-    ],
-)
-def test_a_config_names_its_bad_field(field, value, rule):
-    with pytest.raises(ValueError, match=f"{field}.* must .*{rule}"):
-        dataclasses.replace(recipe.language_model(), **{field: value})
-
-
-def test_a_llama_drops_nothing():
-    with pytest.raises(ValueError, match="dropout must be 0 for the model llama"):
-        dataclasses.replace(recipe.language_model(), model="llama", dropout=0.1)

@@ -41,12 +41,6 @@ def test_a_mistake_is_one_line(arguments, message, monkeypatch):
     assert message in ended.stderr and len(ended.stderr.splitlines()) == 1
 
 
-def test_an_unknown_option_is_told_with_the_nearest_as_by_every_command():
-    ended = command_line.run("train", "digits", "--epoch", "3", cwd=FOLDER.parent)
-    assert ended.returncode == 2
-    assert "No such option: --epoch" in ended.stderr and "--epochs" in ended.stderr
-
-
 def test_help_lists_the_training_recipes(capsys):
     assert run_recipe([]) == run_recipe(["--help"]) == 0
     assert "digits" in capsys.readouterr().out

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 SCALING = "tests/loss_scaling"
 STARTED_BY = {
     f"{SCALING}/on_replicas.py": f"{SCALING}/test_optimizer_replicas.py::test_several_replicas_do_as_one",
-    "tests/fp8/on_two_replicas.py": "tests/fp8/test_replicas.py::test_several_replicas_equal_the_reference",
+    "tests/fp8/scales_on_replicas.py": "tests/fp8/test_replicas.py::test_several_replicas_equal_the_reference",
     "tests/parallel/on_several_devices.py": "tests/parallel/test_distribute.py::test_several_devices_do_as_one",
     "tests/parallel/loading_on_devices.py": "tests/parallel/test_distribute.py::test_several_devices_do_as_one",
 }
@@ -75,13 +75,6 @@ def test_a_test_draws_the_same_in_any_order():
     np.testing.assert_array_equal(np.random.default_rng().normal(size=3), first)
     assert np.all(np.random.default_rng().normal(size=3) != first)
     np.testing.assert_array_equal(np.random.default_rng(5).normal(size=3), random_seed.numpys_own(5).normal(size=3))
-
-
-@pytest.mark.parametrize("text", ["", "-1", "1.5", "nine"])
-def test_a_seed_that_is_none_is_refused(text, monkeypatch):
-    monkeypatch.setenv(random_seed.VARIABLE, text)
-    with pytest.raises(ValueError, match=f"{random_seed.VARIABLE}='{text}' must be a whole number from 0"):
-        random_seed.of_this_run()
 
 
 def test_a_test_that_hangs_in_compiled_code_is_ended_and_named(file_beside_the_tests):

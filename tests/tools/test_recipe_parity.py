@@ -37,32 +37,6 @@ def test_every_precision_and_seed_runs_and_the_report_says_how_to_repeat_it(tmp_
     assert "90.00%" in capsys.readouterr().out
 
 
-def test_precisions_are_chosen_and_an_unknown_one_is_named(monkeypatch, capsys):
-    runs = []
-
-    def run(recipe, precision, seed, options):
-        runs.append(precision)
-        return {
-            "result": {"metric": "validation bits per byte", "value": 2.0 + len(runs) / 50},
-            "versions": {},
-            "history": [1.0],
-        }
-
-    monkeypatch.setattr(parity, "run", run)
-    assert parity.main(["digits", "--seeds", "1", "--precisions", "mixed_bfloat16,float32"]) == 0
-    assert runs == ["mixed_bfloat16", "float32"]
-    assert "| float32 | 2.0400 | 2.0400 |" in (printed := capsys.readouterr().out)
-    assert "Largest difference between two means: 0.99% of the smallest." in printed
-    with pytest.raises(SystemExit):
-        parity.main(["digits", "--precisions", "float32,bfloat16"])
-    known = ["float32", "mixed_float16", "mixed_bfloat16", "fp8", "fp8:current", "fp8:delayed", "fp8:static"]
-    known = (
-        ", ".join([*known, "fp8:rowwise", "fp8:mxfp8", "fp8:int8", "fp8:int8_current", "fp8:nvfp4"])
-        + ", got 'bfloat16'"
-    )
-    assert known in capsys.readouterr().err.replace("\n", " ")
-
-
 def test_a_run_is_a_process_whose_summary_is_read(tmp_path, monkeypatch):
     recipe = tmp_path / "tiny.py"
     recipe.write_text(

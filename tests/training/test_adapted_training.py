@@ -5,7 +5,6 @@ import keras
 import numpy as np
 import pytest
 from resumable import Act, Crash
-from twins import twin
 
 import keras_mp
 from keras_mp.conversion.to_float32 import merged_float32
@@ -103,29 +102,6 @@ def test_only_what_trains_has_states_in_8_bits():
     stored = [v for v in model.optimizer.variables if "float8" in str(v.dtype)]
     assert 0 < sum(int(np.prod(v.shape)) for v in stored) <= 2 * trainable
     assert sum(int(np.prod(v.shape)) for v in model.optimizer.variables) < 3 * trainable
-
-
-def test_lora_after_training_began_is_an_error():
-    """The optimizer holds the weights that it was built for."""
-    x, y = np.ones((4, 8), "float32"), np.ones((4, 2), "float32")
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), keras.layers.Dense(2)])
-    model = keras_mp.prepare(model, "adam", "mse")
-    model.fit(x, y, verbose=0)
-    model.layers[0].enable_lora(2)
-    model.train_function = None
-    with pytest.raises((ValueError, KeyError), match="(?i)variable"):
-        model.fit(x, y, verbose=0)
-
-
-def test_fp8_leaves_quantized_layers_out_and_says_why():
-    model = keras.Sequential(
-        [keras.Input((32,)), keras.layers.Dense(32, name="first"), keras.layers.Dense(32, name="last")]
-    )
-    model.layers[0].quantize("int4")
-    new = keras_mp.convert(twin(model), select=lambda path, layer: True)
-    reasons = {decision.path: (decision.float8, decision.reason) for decision in decisions(new)}
-    assert reasons["first"] == (False, "it is quantized to int4") and reasons["last"][0] is True
-    assert new.layers[0].quantization_mode == "int4"
 
 
 def test_int4_with_lora_and_an_fp8_layer_train_together():

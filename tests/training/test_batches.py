@@ -1,4 +1,3 @@
-import keras
 import numpy as np
 import pytest
 
@@ -50,18 +49,3 @@ def test_a_bad_argument_is_named():
             given = {"inputs": EXAMPLES, "targets": np.arange(23), "batch_size": 5, "seed": 0, **arguments}
             batches = ShuffledBatches(**given)
             batches.start_at(*place or (0, 0))
-
-
-def test_fit_sees_the_order_of_each_epoch():
-    batches = ShuffledBatches(EXAMPLES, np.arange(23), batch_size=5, seed=3)
-    seen = []
-
-    class Record(keras.metrics.Mean):
-        def update_state(self, y_true, y_pred, sample_weight=None):
-            seen.extend(keras.ops.convert_to_numpy(y_true).ravel().tolist())
-
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", metrics=[Record(name="record")], run_eagerly=True)
-    start = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: batches.start_at(epoch))
-    model.fit(batches, initial_epoch=1, epochs=3, shuffle=False, verbose=0, callbacks=[start])
-    assert seen == order(3, 1) + order(3, 2)

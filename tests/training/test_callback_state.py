@@ -24,16 +24,3 @@ def test_only_what_training_changed_is_kept():
     vars(other).update(through_a_file(state))
     assert other.patience == 2 and other.wait == 3 and other.best == 0.25
     np.testing.assert_array_equal(other.best_weights[0], early.best_weights[0])
-
-
-def test_histories_come_back():
-    history = keras.callbacks.History()
-    before = snapshot(history)
-    history.history, history.epoch = {"loss": [1.5, float("inf")], 3: [None, "text", True]}, [0, 1]
-    assert through_a_file(changed(history, before)) == {"history": history.history, "epoch": [0, 1]}
-
-
-def test_what_is_no_plain_value_is_left_out():
-    callback = keras.callbacks.Callback()
-    callback.function, callback.mixed, callback.params = print, [1, object()], {"epochs": 3}
-    assert not {"function", "mixed", "params"} & snapshot(callback).keys()

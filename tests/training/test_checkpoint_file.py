@@ -10,9 +10,7 @@ from keras_mp.training.checkpoint_file import (
     CheckpointError,
     Place,
     Reader,
-    checkpoints_in,
     path_of,
-    place_of,
     write,
 )
 
@@ -41,14 +39,6 @@ def test_every_bit_comes_back_and_numpy_alone_reads_the_file(tmp_path):
             assert back.dtype == array.dtype and back.shape == array.shape and back.tobytes() == array.tobytes(), name
     with np.load(path) as arrays:
         np.testing.assert_array_equal(arrays["other"], np.arange(4.0))
-
-
-def test_the_newest_is_first_and_other_files_are_left_alone(tmp_path):
-    places = [Place(10, 0), Place(2, 11), Place(2, 9), Place(0, 100_000)]
-    for place in places[::-1]:
-        write(path_of(tmp_path, place), [], {})
-    (tmp_path / "mine.npz").touch()
-    assert [place_of(path) for path in checkpoints_in(tmp_path)] == places
 
 
 def test_a_file_that_ends_too_early_or_has_another_format_says_so(tmp_path):

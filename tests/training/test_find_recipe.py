@@ -123,9 +123,3 @@ def test_what_is_not_there_is_said_in_a_line(here, given, error, said):
     with pytest.raises(error, match=said) as told:
         find_recipe(given)
     assert "\n" not in str(told.value)
-
-
-def test_a_mistyped_name_gets_the_nearest(here):
-    recipe_file(here / "recipes", "thin_training")
-    with pytest.raises(ValueError, match="unknown training recipe 'thin_trainin'. Did you mean 'thin_training'"):
-        find_recipe("thin_trainin")

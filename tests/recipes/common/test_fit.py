@@ -1,5 +1,3 @@
-import signal
-
 import keras
 import numpy as np
 
@@ -35,15 +33,3 @@ def test_each_epoch_is_shuffled_timed_tested_and_kept(tmp_path, capsys):
     assert len((tmp_path / "history.csv").read_text().splitlines()) == 4
     assert "epoch 3/3" in capsys.readouterr().out
     assert not training.interrupted
-
-
-def test_ctrl_c_ends_it_after_the_step(tmp_path):
-    class Interrupted(Batches):
-        def __getitem__(self, step):
-            if step == 2:
-                signal.raise_signal(signal.SIGINT)
-            return super().__getitem__(step)
-
-    batches = Interrupted(*data(20), batch_size=4, seed=0)
-    training = fit(linear(), batches, TrainingConfig(epochs=3), tmp_path, data(8), 8)
-    assert training.interrupted and len(training.history.rows) == 1

@@ -41,17 +41,6 @@ def test_a_line_is_as_wide_as_the_terminal():
     assert "  ".join(line.strip() for line in lines) == "  ".join(["epoch 20/20", *metrics, "0:34 left"])
 
 
-def test_on_a_terminal_there_is_a_bar_too():
-    text, _ = printed(terminal=True)
-    assert "━" in text
-    assert "epoch 3/3" in text
-
-
-def test_the_time_left_is_none_at_the_start_and_zero_at_the_end():
-    assert ProgressBar(ShuffledBatches(X, Y, 2, seed=0), StepTimer()).seconds_left() is None
-    assert printed(terminal=False)[1].seconds_left() == 0
-
-
 def test_the_time_left_after_a_resume_leaves_out_what_compiles(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(progress.time, "perf_counter", lambda: clock[0])
@@ -71,22 +60,6 @@ def test_the_time_left_after_a_resume_leaves_out_what_compiles(monkeypatch):
         left.append(bar.seconds_left())
     # 200 steps, without a test that takes as long as it does compiled; then 100 steps; then none.
     np.testing.assert_allclose(left, [20.0, 10.0, 0.0], rtol=1e-9, atol=1e-9)
-
-
-def test_the_time_left_counts_the_tests_between_epochs(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: clock[0])
-    step, test = np.random.default_rng().uniform(0.01, 5, 2)
-    bar = ProgressBar(ShuffledBatches(X, Y, 2, seed=0), StepTimer(), Console(file=io.StringIO()))
-    bar.set_params({"epochs": 10})
-    bar.on_train_begin()
-    for epoch in range(3):
-        bar.on_epoch_begin(epoch)
-        for batch in range(4):
-            clock[0] += step
-            bar.on_train_batch_end(batch, {"loss": 1.0})
-        clock[0] += test
-    np.testing.assert_allclose(bar.seconds_left(), 7 * (4 * step + test))
 
 
 def test_the_live_line_has_the_step_and_the_time_left():

@@ -10,7 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from mocked_data import jpeg, mocked, photograph, smooth
+from mocked_data import jpeg, mocked, photograph
 
 from recipes.datasets import imagenet
 from recipes.datasets.prepared import prepared, tfds
@@ -124,16 +124,6 @@ def test_another_process_reads_the_same_batch(folder, monkeypatch):
     assert done.stdout.splitlines()[-1] == expected
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_crops_differ_from_epoch_to_epoch(name, folder, monkeypatch):
-    batches = training(name, folder, monkeypatch, batch_size=EXAMPLES)
-    images = []
-    for epoch in range(2):
-        pixels, numbers = batches.batch(epoch, 0)
-        images.append(pixels[np.argsort(numbers)].astype(float))
-    assert np.abs(images[0] - images[1]).mean() > 5
-
-
 @needs_tensorflow
 def test_both_readers_cut_the_same_middle(folder, monkeypatch):
     found = {}
@@ -170,16 +160,6 @@ def test_random_boxes_have_the_areas_and_the_aspect_ratios_of_the_paper():
     assert imagenet.random_box(1000, 2, generator) == (0, 0, 1000, 2)  # no part of it has such sides
 
 
-def test_a_crop_is_mirrored_half_of_the_time():
-    image = smooth(np.random.default_rng(0), 1000, 2)  # never cut: see above
-    encoded, generator = jpeg(image), np.random.default_rng(1)
-    crops = np.stack([imagenet.random_crop(encoded, 8, generator) for _ in range(400)])
-    kinds = np.unique(crops.reshape(400, -1), axis=0)
-    assert len(kinds) == 2
-    np.testing.assert_array_equal(kinds[0].reshape(8, 8, 3)[:, ::-1], kinds[1].reshape(8, 8, 3))
-    assert (crops == crops[0]).all((1, 2, 3)).mean() == pytest.approx(0.5, abs=0.08)
-
-
 def test_the_real_set_is_read_as_tensorflow_datasets_mocks_it():
     with mocked(9, images=True):
         assert prepared(imagenet.SOURCE, None, download=True).info.features["label"].num_classes == 1000
@@ -188,8 +168,3 @@ def test_the_real_set_is_read_as_tensorflow_datasets_mocks_it():
         assert images.shape == (4, SIZE, SIZE, 3) and numbers.shape == (4,)
         found = [np.asarray(numbers) for _, numbers in imagenet.test_batches(4, SIZE, None, download=True)]
         assert [len(numbers) for numbers in found] == [4, 4, 1]
-
-
-def test_a_batch_larger_than_the_data_is_named(folder, monkeypatch):
-    with pytest.raises(ValueError, match=f"batch_size is 64, but there are only {EXAMPLES}"):
-        training("random access", folder, monkeypatch, batch_size=64)
