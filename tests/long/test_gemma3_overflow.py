@@ -174,18 +174,3 @@ def test_activations_of_800_000_are_audited_found_and_kept_out_of_float16(before
     assert np.isfinite(low).all() and np.abs(low - high).max() <= 0.05 * np.abs(high).max()
     assert not np.isfinite(np.asarray(keras.ops.cast(model(data[0]), "float32"))).all()
     assert keras_mp.numerics.find_nonfinite(applied, data) is None
-
-
-def test_kerashub_of_today_clips_what_the_audit_and_the_search_still_name():
-    """A clipped sum is finite, and its gradients are another function's: the layer is still none for float16."""
-    reference, data = reaching_800_000()
-    model = copied(reference, "mixed_float16")
-    assert np.isfinite(np.asarray(keras.ops.cast(model(data[0]), "float32"))).all()
-    assert keras_mp.numerics.find_nonfinite(model, data, loss_scale=1.0) is None
-
-    unsafe = {suspect.path for suspect in keras_mp.audit(model, data).suspects("mixed_float16") if not suspect.safe}
-    assert {"backbone/decoder_block_0", "backbone/decoder_block_1"} <= unsafe
-    search = keras_mp.search_policy(model, data, ("mixed_float16", "float32"))
-    print("", f"all in float16: {search.tried[0]}", search, sep="\n")
-    assert np.isfinite(search.tried[0].gradient_error) and search.tried[0].gradient_error > 0.2
-    assert any("decoder_block" in path for path in search.restored)

@@ -2,7 +2,6 @@ import json
 import statistics
 
 import keras
-import numpy as np
 import pytest
 from faults import normal
 from keras import layers
@@ -72,9 +71,3 @@ def test_the_verdict_in_numbers(tmp_path):
     assert "<svg" in page and "worse than seed noise" in page
     one = ParityReport(1, [0], {"float32": [[1.0]], "low": [[1.0]]}, {"float32": [1.0], "low": [1.0]}, "the last")
     assert one.within_noise("low") is None and "no spread" in one.verdict("low")
-
-
-@pytest.mark.slow
-def test_fp8_and_a_model_of_ones_own():
-    report = compare_training(build, DATA, ["fp8"], seeds=1, steps=3)
-    assert np.isfinite(report.final["fp8"]).all() and report.curves["fp8"] != report.curves["float32"]
