@@ -15,8 +15,8 @@ on_newest = $(if $(NEWEST_PYTHON),KERAS_BACKEND=$(1) .venv-newest/bin/python -m 
 # On TensorFlow a worker keeps what XLA compiled for it: in one go it would hold more than 4 GB.
 PARTS := "tests/[a-f]*/" "tests/[g-z]*/ tests/test_*.py"
 # Folders, or files and tests of a folder, whose slow tests continuous integration has the time for, in parts for the same reason.
-SLOW := "fp8 lean qat" "loss_scaling stability rebuild training" "backend export models" "bench/test_workloads.py planner/fit/test_kept_figures.py::test_models_that_differ_in_one_thing_do_not_share recipes/datasets recipes/test_cifar10.py system treatment/test_models_of_tutorials.py::test_in_float32_it_is_what_plain_keras_trains planner/test_assigned.py planner/test_lean_vocabulary.py"
-SLOW_ON_JAX := fp8 lean qat loss_scaling stability rebuild training backend export models numerics parallel planner/fit/test_advise.py planner/fit/test_advise_several_chips.py planner/test_fp8.py planner/test_lean_vocabulary.py
+SLOW := "fp8 lean qat" "promises" "loss_scaling stability rebuild training" "backend export models" "bench/test_workloads.py planner/fit/test_kept_figures.py::test_models_that_differ_in_one_thing_do_not_share recipes/datasets recipes/test_cifar10.py system planner/test_assigned.py planner/test_lean_vocabulary.py"
+SLOW_ON_JAX := fp8 lean qat promises loss_scaling stability rebuild training backend export models numerics parallel planner/fit/test_advise.py planner/fit/test_advise_several_chips.py planner/test_fp8.py planner/test_lean_vocabulary.py
 
 .PHONY: train test test-slow bench test-all test-tensorflow test-jax test-long test-oldest test-newest test-newest-tensorflow test-newest-jax newest test-colab test-notebook bundle docs notebooks lint sweep tasks parity clean
 
@@ -50,7 +50,7 @@ lint: .venv/test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-sweep: .venv/test  ## export_float32 on every architecture of keras.applications and on KerasHub backbones.
+sweep: .venv/test  ## export_float32 on every architecture of keras.applications.
 	$(BIN)/python tests/sweep.py --markdown docs/tables/export-sweep.md
 
 tasks: .venv/test  ## Every task of KerasHub through the kit; rows that are there already are kept.

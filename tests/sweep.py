@@ -1,4 +1,4 @@
-"""export_float32 and stabilize on every architecture of keras.applications and on KerasHub backbones.
+"""export_float32 and stabilize on every architecture of keras.applications.
 
     python tests/sweep.py [--only NAME ...] [--markdown docs/tables/export-sweep.md]
 
@@ -67,77 +67,6 @@ def applications() -> dict[str, Callable[[], tuple[Any, Any]]]:
     return {f"applications.{name}": builder(function) for name, function in sorted(found.items())}
 
 
-def backbones() -> dict[str, Callable[[], tuple[Any, Any]]]:
-    """KerasHub backbones at tiny sizes."""
-    import keras_hub.models as hub
-
-    def random_inputs(model: Any) -> Any:
-        rng = np.random.default_rng()
-
-        def like(tensor: Any) -> np.ndarray:
-            shape = [2, *(size or 12 for size in tensor.shape[1:])]
-            if "mask" in tensor.name:
-                return np.ones(shape, "int32")
-            if "int" in tensor.dtype:
-                return rng.integers(0, 2 if "segment" in tensor.name else 40, shape).astype("int32")
-            return rng.uniform(0, 1, shape).astype("float32")
-
-        return keras.tree.map_structure(like, model._inputs_struct)
-
-    encoder = dict(vocabulary_size=40, num_layers=2, num_heads=2, hidden_dim=16, intermediate_dim=32)
-    decoder = dict(
-        vocabulary_size=40, num_layers=2, num_query_heads=4, num_key_value_heads=2, hidden_dim=16, intermediate_dim=32
-    )
-    image = dict(image_shape=(32, 32, 3))
-    made: dict[str, Callable[[], Any]] = {
-        "BertBackbone": lambda: hub.BertBackbone(**encoder, max_sequence_length=16),
-        "RobertaBackbone": lambda: hub.RobertaBackbone(**encoder, max_sequence_length=16),
-        "DistilBertBackbone": lambda: hub.DistilBertBackbone(**encoder, max_sequence_length=16),
-        "AlbertBackbone": lambda: hub.AlbertBackbone(**encoder, embedding_dim=16, max_sequence_length=16),
-        "ElectraBackbone": lambda: hub.ElectraBackbone(
-            vocab_size=40, num_layers=2, num_heads=2, hidden_dim=16, embedding_dim=16, intermediate_dim=32,
-            max_sequence_length=16,
-        ),
-        "GPT2Backbone": lambda: hub.GPT2Backbone(**encoder, max_sequence_length=16),
-        "GPTNeoXBackbone": lambda: hub.GPTNeoXBackbone(**encoder, max_sequence_length=16),
-        "OPTBackbone": lambda: hub.OPTBackbone(**encoder, max_sequence_length=16),
-        "LlamaBackbone": lambda: hub.LlamaBackbone(**decoder),
-        "MistralBackbone": lambda: hub.MistralBackbone(**decoder),
-        "GemmaBackbone": lambda: hub.GemmaBackbone(**decoder, head_dim=4),
-        "Gemma3Backbone": lambda: hub.Gemma3Backbone(**decoder, head_dim=4, image_size=None),
-        "Phi3Backbone": lambda: hub.Phi3Backbone(**decoder),
-        "QwenBackbone": lambda: hub.QwenBackbone(**decoder),
-        "T5Backbone": lambda: hub.T5Backbone(**encoder),
-        "WhisperBackbone": lambda: hub.WhisperBackbone(
-            **encoder, max_encoder_sequence_length=12, max_decoder_sequence_length=12
-        ),
-        "ViTBackbone": lambda: hub.ViTBackbone(
-            **image, patch_size=8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32
-        ),
-        "ResNetBackbone": lambda: hub.ResNetBackbone(
-            input_conv_filters=[64], input_conv_kernel_sizes=[7], stackwise_num_filters=[64, 64],
-            stackwise_num_blocks=[1, 1], stackwise_num_strides=[1, 2], block_type="basic_block", **image,
-        ),
-        "MiTBackbone": lambda: hub.MiTBackbone(
-            layerwise_depths=[1, 1], num_layers=2, hidden_dims=[8, 16], layerwise_num_heads=[1, 2], **image,
-            layerwise_sr_ratios=[2, 1], max_drop_path_rate=0.1, layerwise_patch_sizes=[7, 3],
-            layerwise_strides=[4, 2],
-        ),
-        "DenseNetBackbone": lambda: hub.DenseNetBackbone(
-            stackwise_num_repeats=[2, 2], compression_ratio=0.5, growth_rate=4, **image
-        ),
-    }  # fmt: skip
-
-    def builder(make: Callable[[], Any]) -> Callable[[], tuple[Any, Any]]:
-        def build() -> tuple[Any, Any]:
-            model = make()
-            return model, random_inputs(model)
-
-        return build
-
-    return {f"keras_hub.{name}": builder(make) for name, make in made.items()}
-
-
 def settle(model: Any, batch: Any) -> None:
     """Gives BatchNormalization the statistics of the batch.
 
@@ -160,10 +89,9 @@ def settle(model: Any, batch: Any) -> None:
 
 def row(name: str) -> Row:
     """Builds a model under mixed_float16, exports it both ways and compares."""
-    build = applications().get(name) or backbones()[name]
     keras.config.set_dtype_policy("mixed_float16")
     try:
-        model, batch = build()
+        model, batch = applications()[name]()
         settle(model, batch)
     finally:
         keras.config.set_dtype_policy("float32")
@@ -198,8 +126,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", help="names, or parts of names")
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     arguments = parser.parse_args()
-    every = [*applications(), *backbones()]
-    names = [name for name in every if not arguments.only or any(part in name for part in arguments.only)]
+    names = [name for name in applications() if not arguments.only or any(part in name for part in arguments.only)]
     console, rows, failed = Console(width=120), [], []
     for name in names:
         try:

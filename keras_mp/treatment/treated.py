@@ -196,18 +196,25 @@ class _BeforeCall:
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         see_to(self)
-        return super().call(*args, **kwargs)  # type: ignore[misc]
+        result = super().call(*args, **kwargs)  # type: ignore[misc]
+        # Of a layer without build() the first call builds what is in it: it is treated before weights are loaded.
+        _treat_waiting(self)
+        return result
 
 
 def see_to(layer: Any) -> None:
     """What a layer with treatments does before it computes."""
-    if existing_notes(layer).waiting:
-        settle_policies(layer)
-        treat_inside(layer)
+    _treat_waiting(layer)
     for name in existing_notes(layer).treatments:
         before_call = _treatment(name).before_call
         if before_call is not None:
             before_call(layer)
+
+
+def _treat_waiting(layer: Any) -> None:
+    if existing_notes(layer).waiting:
+        settle_policies(layer)
+        treat_inside(layer)
 
 
 def treat_inside(layer: Any) -> None:

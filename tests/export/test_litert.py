@@ -1,7 +1,6 @@
 """LiteRT files in float32: run with LiteRT's interpreter, and compared with numpy and with the model in float32."""
 
 import importlib.util
-import math
 import os
 import warnings
 
@@ -60,28 +59,6 @@ def test_every_kind_of_model(name, tmp_path):
         assert relative_difference([outputs[key] for key in sorted(outputs)], in_float32(model, again)) <= 1e-5
 
 
-@only_tensorflow
-def test_the_numbers_are_those_of_float64(tmp_path):
-    model = keras.Sequential([keras.Input((6,)), layers.Dense(5, "gelu", dtype="mixed_bfloat16"), layers.Dense(3)])
-    batch = zoo.normal(7, 6)
-    w1, b1, w2, b2 = (keras.ops.convert_to_numpy(w).astype("float64") for w in model.weights)
-    hidden = batch.astype("float64") @ w1 + b1
-    hidden *= np.vectorize(lambda x: math.erfc(-x / math.sqrt(2)) / 2)(hidden)
-    report = keras_mp.export.export_litert(model, tmp_path / "out.tflite", verify=batch)
-    np.testing.assert_allclose(run(report.path, batch)["output_0"], hidden @ w2 + b2, rtol=1e-5, atol=1e-6)
-    assert report.precision_gap > 1e-4
-
-
-@only_tensorflow
-def test_a_stabilized_model_in_fp8(tmp_path):
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    model = keras.Sequential([keras.Input((32,)), layers.Dense(32, "gelu"), layers.Dense(4, "softmax")])
-    batch = zoo.normal(5, 32)
-    fp8 = keras_mp.convert(keras_mp.stabilize(model), select=lambda path, layer: True)
-    report = keras_mp.export.export_litert(fp8, tmp_path / "out.tflite", verify=batch)
-    np.testing.assert_allclose(run(report.path, batch)["output_0"], np.asarray(in_float32(model, batch)[0]), atol=1e-5)
-
-
 def test_recurrent_layers_are_unrolled_and_compute_the_same():
     cells = layers.StackedRNNCells([layers.LSTMCell(2), layers.GRUCell(2)])
     both = layers.Bidirectional(layers.LSTM(2, return_sequences=True))
@@ -134,23 +111,3 @@ def test_the_scan_finds_low_precision():
     assert any("FLOAT16" in place for place in half.low_precision())
     assert any("FLOAT16" in place for place in half.low_precision(quantized=True))
     assert any("INT8" in place for place in dynamic.low_precision()) and dynamic.low_precision(quantized=True) == []
-
-
-def test_a_file_is_overwritten_where_asked_for_and_a_folder_never(tmp_path):
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
-    (tmp_path / "there.tflite").write_bytes(b"mine")
-    report = keras_mp.export.export_litert(model, tmp_path / "there.tflite", np.ones((2, 4), "float32"), overwrite=True)
-    assert report.max_difference <= 1e-5 and report.path.stat().st_size == report.bytes > 100
-    with pytest.raises(FileExistsError, match="is a folder of something else, which is not overwritten"):
-        keras_mp.export.export_litert(model, tmp_path, overwrite=True)
-
-
-def test_bad_input(tmp_path):
-    with pytest.raises(TypeError, match="model must be a keras.Model, and is of type Dense: wrap it"):
-        keras_mp.export.export_litert(layers.Dense(2), tmp_path / "out.tflite")
-    with pytest.raises(ExportError, match="model 'fresh' is not built.*call it once"):
-        keras_mp.export.export_litert(keras.Sequential([layers.Dense(2)], name="fresh"), tmp_path / "out.tflite")
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
-    with pytest.raises(FileExistsError, match="exists: give a new file"):
-        keras_mp.export.export_litert(model, tmp_path)
-    assert os.listdir(tmp_path) == []

@@ -56,17 +56,6 @@ def test_every_kind_of_model(name, tmp_path):
 
 
 @only_tensorflow
-def test_the_numbers_are_those_of_float64(tmp_path):
-    model = keras.Sequential([keras.Input((6,)), layers.Dense(5, "relu", dtype="mixed_bfloat16"), layers.Dense(3)])
-    batch = zoo.normal(7, 6)
-    w1, b1, w2, b2 = (keras.ops.convert_to_numpy(w).astype("float64") for w in model.weights)
-    expected = np.maximum(batch.astype("float64") @ w1 + b1, 0) @ w2 + b2
-    report = keras_mp.export.export_onnx(model, tmp_path / "out.onnx", verify=batch)
-    np.testing.assert_allclose(run(report.path, batch)["output_0"], expected, rtol=1e-5, atol=1e-6)
-    assert report.precision_gap > 1e-4
-
-
-@only_tensorflow
 @pytest.mark.slow
 def test_recurrent_layers_of_any_number_of_steps(tmp_path):
     keras.config.set_dtype_policy("mixed_float16")
@@ -209,31 +198,13 @@ def test_the_scan_finds_low_precision():
     assert any("down" in place for place in onnx_low_precision(model([branch], [true])))
 
 
-def test_a_file_is_overwritten_where_asked_for_and_a_folder_never(tmp_path):
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
-    (tmp_path / "there.onnx").write_bytes(b"mine")
-    report = keras_mp.export.export_onnx(model, tmp_path / "there.onnx", np.ones((2, 4), "float32"), overwrite=True)
-    assert report.max_difference <= 1e-5 and report.path.stat().st_size == report.bytes > 100
-    with pytest.raises(FileExistsError, match="is a folder of something else, which is not overwritten"):
-        keras_mp.export.export_onnx(model, tmp_path, overwrite=True)
-
-
-def test_bad_input(tmp_path, monkeypatch):
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(2)], name="m")
-    with pytest.raises(TypeError, match="model must be a keras.Model, and is of type Dense: wrap it"):
-        keras_mp.export.export_onnx(layers.Dense(2), tmp_path / "out.onnx")
-    with pytest.raises(ExportError, match="model 'fresh' is not built.*call it once"):
-        keras_mp.export.export_onnx(keras.Sequential([layers.Dense(2)], name="fresh"), tmp_path / "out.onnx")
-    (tmp_path / "there.onnx").write_bytes(b"mine")
-    with pytest.raises(FileExistsError, match="there.onnx' exists: give a new file"):
-        keras_mp.export.export_onnx(model, tmp_path / "there.onnx")
-    assert (tmp_path / "there.onnx").read_bytes() == b"mine"
+def test_what_is_not_installed_is_named(tmp_path, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "onnx" in name else find(name))
     command = re.escape(install_command("export"))
     with pytest.raises(ImportError, match=f"tf2onnx, onnx, onnxruntime not installed.*{command}"):
-        keras_mp.export.export_onnx(model, tmp_path / "out.onnx")
-    assert os.listdir(tmp_path) == ["there.onnx"]
+        keras_mp.export.export_onnx(keras.Sequential([keras.Input((4,)), layers.Dense(2)]), tmp_path / "out.onnx")
+    assert os.listdir(tmp_path) == []
 
 
 @only_tensorflow

@@ -181,16 +181,6 @@ def test_a_model_that_depends_on_more_than_its_inputs_is_refused(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_unbuilt_model(tmp_path):
-    with pytest.raises(ExportError, match="model 'fresh' is not built.*call it once"):
-        keras_mp.export_float32(keras.Sequential([layers.Dense(2)], name="fresh"), tmp_path / "out")
-
-
-def test_not_a_model(tmp_path):
-    with pytest.raises(TypeError, match="model must be a keras.Model, and is of type Dense: wrap it"):
-        keras_mp.export_float32(layers.Dense(2), tmp_path / "out")
-
-
 def test_existing_path(tmp_path):
     model, _ = zoo.build("sequential", "mixed_float16")
     with pytest.raises(FileExistsError, match="exists: give a new folder"):
@@ -232,15 +222,6 @@ def test_layer_without_get_config(tmp_path):
     with pytest.raises(error, match="(?s)NoConfig.*get_config"):
         keras_mp.export_float32(model, tmp_path / "out")
     assert os.listdir(tmp_path) == []
-
-
-@only_tensorflow
-def test_float8_model_is_exported_as_dense(tmp_path):
-    model = keras.Sequential([keras.Input((16,)), layers.Dense(16, dtype="float8_from_mixed_bfloat16")])
-    batch = zoo.normal(4, 16)
-    report = keras_mp.export_float32(model, tmp_path / "out", verify=batch)
-    kernel = keras.ops.convert_to_numpy(model.layers[0].kernel)
-    np.testing.assert_allclose(np.asarray(served(report.path, batch)), batch @ kernel, rtol=1e-5, atol=1e-5)
 
 
 @only_tensorflow

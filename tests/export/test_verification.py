@@ -110,6 +110,26 @@ def test_outputs_that_are_infinite_in_both_are_said(tmp_path):
     assert report.notes == ("2 of the 6 values are infinite in both, and could not be compared",)
 
 
+@pytest.mark.parametrize("export", EXPORTS[1:])
+def test_a_file_is_overwritten_where_asked_for_and_a_folder_never(export, tmp_path):
+    (tmp_path / "there").write_bytes(b"mine")
+    with pytest.raises(FileExistsError, match="there' exists: give a new file"):
+        export(dense(), tmp_path / "there")
+    report = export(dense(), tmp_path / "there", zoo.normal(2, 4), overwrite=True)
+    assert report.max_difference <= 1e-5 and report.path.stat().st_size == report.bytes > 100
+    with pytest.raises(FileExistsError, match="is a folder of something else, which is not overwritten"):
+        export(dense(), tmp_path, overwrite=True)
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+def test_what_cannot_be_exported_is_named(export, tmp_path):
+    with pytest.raises(TypeError, match="model must be a keras.Model, and is of type Dense: wrap it"):
+        export(layers.Dense(2), tmp_path / "out")
+    with pytest.raises(ExportError, match="model 'fresh' is not built.*call it once"):
+        export(keras.Sequential([layers.Dense(2)], name="fresh"), tmp_path / "out")
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("export", EXPORTS)
 def test_a_batch_of_a_wrong_shape_is_one_line(export, tmp_path):
     """The message was TensorFlow's, of how it binds inputs, with whole arrays."""

@@ -69,15 +69,6 @@ def mini_gpt(**settings):
     return model
 
 
-def functional_gpt(blocks=3, rate=0.1):
-    """The same in the functional API."""
-    tokens = keras.Input((LENGTH,), dtype="int32")
-    x = Embeddings()(tokens)
-    for _ in range(blocks):
-        x = TransformerBlock(rate=rate)(x)
-    return keras.Model(tokens, layers.Dense(VOCABULARY)(x))
-
-
 def vit(blocks=3, rate=0.1):
     """keras.io's vision transformer: a loop in a function, no layer for a block."""
     images = keras.Input((8, 8, 3))

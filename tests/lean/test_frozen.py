@@ -24,9 +24,6 @@ LIKE_LLAMA = {
 }
 FAMILIES = {
     "llama": lambda: keras_hub.models.LlamaBackbone(**LIKE_LLAMA),
-    "gemma": lambda: keras_hub.models.GemmaBackbone(**LIKE_LLAMA, head_dim=8),
-    "qwen": lambda: keras_hub.models.QwenBackbone(**LIKE_LLAMA),
-    "mistral": lambda: keras_hub.models.MistralBackbone(**LIKE_LLAMA),
     "gpt2": lambda: keras_hub.models.GPT2Backbone(
         VOCABULARY, num_layers=1, num_heads=2, hidden_dim=16, intermediate_dim=24, dropout=0.0, max_sequence_length=8
     ),
@@ -35,9 +32,6 @@ QUICK = {("gpt2", False), ("llama", True)}
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 TASKS = {
     "llama": keras_hub.models.LlamaCausalLM,
-    "gemma": keras_hub.models.GemmaCausalLM,
-    "qwen": keras_hub.models.QwenCausalLM,
-    "mistral": keras_hub.models.MistralCausalLM,
     "gpt2": keras_hub.models.GPT2CausalLM,
 }
 
@@ -117,7 +111,7 @@ def test_undone_it_is_float32_without_the_low_bits():
         np.testing.assert_array_equal(value, rounded)
 
 
-@pytest.mark.parametrize("how", ["saved", "cloned", "weights"])
+@pytest.mark.parametrize("how", ["cloned", "weights"])
 def test_it_comes_back(how, tmp_path):
     keras.config.set_dtype_policy("mixed_float16")
     inputs = keras.Input((8, 8, 3))
@@ -127,10 +121,7 @@ def test_it_comes_back(how, tmp_path):
     model = keras.Model(inputs, layers.Dense(2)(base(inputs)))
     keras_mp.lean.narrow_frozen(keras_mp.stabilize(model))
     x = np.random.default_rng().normal(size=(3, 8, 8, 3)).astype("float32")
-    if how == "saved":
-        model.save(tmp_path / "model.keras")
-        again = keras.saving.load_model(tmp_path / "model.keras")
-    elif how == "cloned":
+    if how == "cloned":
         again = keras.models.clone_model(model)
         again.set_weights(model.get_weights())
     else:

@@ -4,12 +4,10 @@ import warnings
 
 import keras
 import numpy as np
-import own_blocks
 import pytest
 from keras import layers
 
 import keras_mp
-from keras_mp.lean.lean_model import lean_rows
 
 VOCABULARY, WIDTH, LENGTH = 40, 16, 6
 
@@ -180,29 +178,3 @@ def test_bad_arguments_are_named():
     model.compile("sgd", keras_mp.lean.ChunkedCrossEntropy())
     with pytest.raises(ValueError, match="sample_weight must broadcast from the left"):
         keras_mp.lean.ChunkedCrossEntropy()(np.zeros((5, 6), "int32"), np.zeros((5, 6, 9), "float32"), np.ones((6, 5)))
-
-
-def test_a_model_with_a_vocabulary_takes_recomputed_blocks():
-    tokens = keras.Input((LENGTH,), dtype="int32")
-    embedding = layers.ReversibleEmbedding(VOCABULARY, WIDTH)
-    x = embedding(tokens)
-    for block in range(2):
-        y = layers.LayerNormalization()(x)
-        y = layers.MultiHeadAttention(2, WIDTH // 2, name=f"block{block}_attention")(y, y, use_causal_mask=True)
-        x = layers.Add(name=f"block{block}_add")([x, y])
-    model = keras.Model(tokens, layers.Activation("linear", dtype="float32")(embedding(x, reverse=True)))
-    model.compile(keras.optimizers.SGD(0.5), keras_mp.lean.ChunkedCrossEntropy(rows=7), run_eagerly=own_blocks.EAGERLY)
-    tokens, targets, _ = draw()
-    before = model.get_weights()
-    losses = []
-    for lean, change in (
-        (True, keras_mp.lean.make_lean),
-        (True, lambda model: keras_mp.lean.make_lean(model, remat=True)),
-        (False, keras_mp.revert),
-    ):
-        change(model)
-        rows = lean_rows(model)
-        assert all(row.lean == lean for row in rows) and {"attention", "head"} <= {row.kind for row in rows}
-        model.set_weights(before)
-        losses += [[float(model.train_on_batch(tokens, targets)) for _ in range(2)]]
-    np.testing.assert_allclose(losses[1:], losses[:1] * 2, rtol=1e-5)

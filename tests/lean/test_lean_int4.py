@@ -130,16 +130,3 @@ def test_the_report_says_why_not():
         assert not row.lean and words in row.reason
     (row,) = lean_rows(keras_mp.stabilize(model_of("dense", "mixed_bfloat16")))
     assert not row.lean and "output" in row.reason
-
-
-def test_it_is_saved_and_undone(tmp_path):
-    lean = keras_mp.lean.make_lean(model_of("einsum", "mixed_bfloat16", rank=0))  # a file has LoRA merged, and rounded
-    lean.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    x = np.random.default_rng().normal(size=(BATCH, 4, ROWS)).astype("float32")
-    for model, expected in ((loaded, True), (keras_mp.revert(lean, "make_lean"), False)):
-        (row,) = lean_rows(model)
-        assert row.lean == expected
-        for training in (False, True):
-            ours, right = (keras.ops.convert_to_numpy(each(x, training=training)) for each in (model, lean))
-            np.testing.assert_allclose(ours.astype("float32"), right.astype("float32"), rtol=2e-2, atol=2e-2)

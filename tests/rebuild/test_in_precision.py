@@ -59,3 +59,13 @@ def test_the_same_model_in_another_precision():
     assert keras_mp.export.in_precision(low, "mixed_bfloat16") is low
     with pytest.raises(ValueError, match="precision='bf16' must be one of 'float32'"):
         keras_mp.export.in_precision(model, "bf16")
+
+
+def test_activations_that_are_lambdas_come_into_another_precision():
+    """Keras writes a lambda as bytecode, which it does not read as an activation."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    own = keras.layers.Dense(8, activation=lambda x: keras.ops.maximum(x, 0.1 * x))
+    model = keras_mp.stabilize(keras.Sequential([keras.Input((8,)), own, keras.layers.Dense(3)]))
+    x = np.random.default_rng().normal(size=(4, 8)).astype("float32")
+    new = keras_mp.export.in_precision(model, "float32")
+    np.testing.assert_allclose(new.predict(x, verbose=0), model.predict(x, verbose=0), atol=0.05)

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 import keras_mp
-from keras_mp.fp8.layers import Float8Layer
-from keras_mp.rebuild import layers_by_path
 
 pytest.importorskip("keras_hub")
 
@@ -100,43 +98,16 @@ def test_a_tied_llama_stays_tied():
 
 
 @pytest.mark.slow
-def test_it_trains_is_saved_and_generates(tmp_path):
+def test_it_generates():
     model = stabilized(causal_models.build("GPT2CausalLM"))
     x = causal_models.batch(model)
-    model.compile(
-        optimizer=keras_mp.loss_scaling.wrap_optimizer(keras.optimizers.Adam(1e-2), model),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        sampler="greedy",
-        run_eagerly=TENSORFLOW,
-    )
-    losses = [model.train_on_batch(x, x["token_ids"]) for _ in range(4)]
-    assert losses[-1] < losses[0]
+    model.compile(sampler="greedy", run_eagerly=TENSORFLOW)
     prompt = {**x, "padding_mask": np.repeat([[1] * 4 + [0] * 4], 4, axis=0)}
     generated = model.generate(prompt, stop_token_ids=None)["token_ids"]
     # Greedy: each token is the one with the largest logit after those before it.
     again = model.predict_on_batch({**x, "token_ids": generated})
     ranks = (again[:, 3:-1] > np.take_along_axis(again[:, 3:-1], generated[:, 4:, None], -1)).sum(-1)
     assert ranks.max() <= 1, "largest, but for a tie in the cached path's 16-bit attention"
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert keras_mp.stability.sensitive.sensitive_layers(loaded) == [] and loaded.output.dtype == "float32"
-    np.testing.assert_array_equal(numpy(loaded(x)), numpy(model(x)))
-
-
-@pytest.mark.slow
-def test_converted_to_fp8_after_it_was_stabilized(tmp_path):
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    plain = stabilized(causal_models.build("LlamaCausalLM"))
-    x = causal_models.batch(plain)
-    model = keras_mp.convert(twin(plain), select=lambda path, layer: True)
-    assert sum(isinstance(layer, Float8Layer) for layer in layers_by_path(model).values()) == 14
-    assert keras_mp.stability.sensitive.sensitive_layers(model) == [] and model.output.dtype == "float32"
-    before, after = numpy(plain(x)), numpy(model(x))
-    assert 0 < np.linalg.norm(after - before) <= 0.2 * np.linalg.norm(before)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert keras_mp.stability.sensitive.sensitive_layers(loaded) == []
-    np.testing.assert_array_equal(numpy(loaded(x)), after)
 
 
 @pytest.mark.slow

@@ -215,16 +215,3 @@ def test_an_audit_offers_quantized_layers_no_fp8():
     assert "the only Dense or EinsumDense layer fits" in str(report)
     model.layers[1].quantize("int8")
     assert "the Dense and EinsumDense layers are quantized" in str(keras_mp.audit(model, (x, y)))
-
-
-@pytest.mark.slow
-def test_onnx_and_litert_files_hold_the_merged_weights(tmp_path):
-    generator = np.random.default_rng()
-    model = two_layers("mixed_bfloat16")
-    model.quantize("int4")
-    adapted_models.adapt(model.layers[0], None, generator=generator)
-    model = keras_mp.stabilize(model)
-    x = generator.normal(size=(5, 32)).astype("float32")
-    for name, export in (("model.onnx", keras_mp.export.export_onnx), ("model.tflite", keras_mp.export.export_litert)):
-        report = export(model, tmp_path / name, x)
-        assert report.max_difference <= 1e-5

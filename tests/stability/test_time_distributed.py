@@ -97,19 +97,6 @@ def test_an_output_of_other_layers_is_not_rounded(inner, recwarn):
     assert keras.backend.standardize_dtype(model(normal(4, 2, 3, 8)).dtype) == "float32"
 
 
-def test_it_trains_and_is_saved_and_loaded(tmp_path):
-    model = around(lambda: layers.Dense(5, activation="softmax"), 3, 8, policy="mixed_bfloat16", last=True)
-    keras_mp.prepare(model, "sgd", "sparse_categorical_crossentropy")
-    x, y = normal(8, 3, 8), np.random.default_rng().integers(0, 5, (8, 3))
-    before = model.get_weights()
-    assert np.isfinite(model.fit(x, y, verbose=0).history["loss"]).all()
-    assert any((a != b).any() for a, b in zip(before, model.get_weights(), strict=True))
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(numpy(loaded(x)), numpy(model(x)))
-    assert sensitive_layers(loaded) == []
-
-
 def test_a_layer_with_a_call_of_its_own_is_left_alone():
     class OwnSteps(layers.TimeDistributed):
         def call(self, inputs, training=None, mask=None):

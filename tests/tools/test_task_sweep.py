@@ -104,39 +104,6 @@ def test_a_failure_where_plain_keras_works_is_a_fault(tmp_path, monkeypatch):
     assert task_sweep.faults([made]) == ["Small, fit: Missed: the result is wrong"]
 
 
-def test_what_cannot_be_built_leaves_the_other_cells_empty(tmp_path):
-    def build():
-        raise ValueError("no such size")
-
-    made = steps.row(Task("small", build, classes, inputs_of()))
-    first, *others = made["cells"].values()
-    assert first["status"] == "keras" and tuple(first["plain"])[1:] == ("task = build()", "ValueError: no such size")
-    assert all(cell["status"] == "" for cell in others)
-
-
-def test_the_page_has_a_row_a_task_and_says_which_rows_are_older(tmp_path):
-    works = {"status": "works", "note": "1.0 to 0.9", "error": "", "plain": None, "warning": ""}
-    cells = dict.fromkeys(steps.STEPS, works)
-    rows = [
-        {"name": name, "family": "small", "state": made_by, "plain": "", "cells": cells, "seconds": {"fit": 2.0}}
-        for name, made_by in (("One", "now"), ("Two", "before"))
-    ]
-    task_sweep._write(tmp_path / "page.md", rows, {"One": "now", "Two": "now"})
-    text = (tmp_path / "page.md").read_text()
-    assert "| One | small |" in text and "| Two | small |" in text and text.count("1.0 to 0.9") == 2 * len(cells)
-    assert "1 row was made by an earlier state of the sources" in text
-
-
-def test_a_row_is_made_again_where_its_sources_changed():
-    works = {"status": "works", "note": "", "error": "", "plain": None, "warning": ""}
-    made = {"state": "now", "plain": "before", "cells": dict.fromkeys(steps.STEPS, works), "running": ""}
-    assert task_sweep.is_current(made, "now") and not task_sweep.is_current(made, "later")
-    assert not task_sweep.is_current({**made, "running": "audit"}, "now")
-    failed = {**made, "cells": {**made["cells"], "fit": {**works, "status": "keras"}}}
-    assert not task_sweep.is_current(failed, "now")
-    assert task_sweep.is_current({**failed, "plain": task_sweep.state_of_plain()}, "now")
-
-
 def test_a_task_that_takes_too_long_does_not_end_the_table(tmp_path):
     made = task_sweep.row_in_own_process("BertTextClassifier", tmp_path / "row.json", "now", limit=0.5)
     (fault,) = task_sweep.faults([made])  # in whichever step it was

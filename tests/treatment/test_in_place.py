@@ -6,6 +6,7 @@ import pickle
 import keras
 import numpy as np
 import pytest
+import zoo
 from keras import layers, ops
 from twins import twin
 
@@ -21,34 +22,10 @@ def numpy(x):
     return ops.convert_to_numpy(ops.cast(x, "float32"))
 
 
-@keras.saving.register_keras_serializable("in_place")
-class Block(layers.Layer):
-    """A layer whose code makes others, which its config does not show."""
-
-    def __init__(self, width, **kwargs):
-        super().__init__(**kwargs)
-        self.width = width
-        self.norm = layers.LayerNormalization()
-        self.attention = layers.MultiHeadAttention(2, 8, dropout=0.1)
-        self.dense = layers.Dense(width, activation="gelu")
-
-    def build(self, shape):
-        self.norm.build(shape)
-        self.attention.build(shape, shape)
-        self.dense.build(shape)
-
-    def call(self, x, training=None):
-        x = ops.add(x, self.attention(self.norm(x), x, training=training))
-        return ops.add(x, self.dense(x))
-
-    def get_config(self):
-        return {**super().get_config(), "width": self.width}
-
-
 def build(policy="mixed_bfloat16"):
     keras.config.set_dtype_policy(policy)
     inputs = keras.Input((6, 16))
-    x = Block(16, name="block")(layers.Dense(16, name="first")(inputs))
+    x = zoo.Block(16, name="block")(layers.Dense(16, name="first")(inputs))
     x = layers.Dense(16, activation="gelu", name="second")(layers.BatchNormalization(name="norm")(x))
     return keras.Model(inputs, layers.Dense(3, activation="softmax", name="head")(x))
 
@@ -270,3 +247,37 @@ def test_what_is_no_model_is_refused(function):
     for wrong, said in given:
         with pytest.raises(TypeError, match=f"model must be a keras.Model, and is {said}"):
             function(wrong)
+
+
+@pytest.mark.jax
+def test_a_step_by_hand_that_does_not_scale_its_loss_is_named_in_float16():
+    """Keras says nothing, and makes updates that are smaller by the loss scale."""
+    model, x = zoo.build("own_step", "mixed_float16")
+    keras_mp.prepare(model, "sgd", "mse")
+    with pytest.warns(UserWarning, match=r"never multiplied a loss by it.*take the gradients of optimizer"):
+        model.train_on_batch(x, x[:, :2])
+
+
+def test_a_compile_of_its_own_that_cannot_be_called_leaves_the_model_as_it_is():
+    model, _ = zoo.build("distilled", "float32")
+    with pytest.raises(TypeError, match="compile.. of Student cannot be called .*'hard_loss'.*call keras_mp.stabilize"):
+        keras_mp.prepare(model, "adam", "mse")
+    assert not model.compiled
+
+
+def test_a_class_that_is_not_registered_is_cloned_as_by_plain_keras():
+    class Plain(layers.Layer):
+        def __init__(self, width):
+            super().__init__()
+            self.norm, self.dense = layers.LayerNormalization(), layers.Dense(width)
+
+        def call(self, x):
+            return self.dense(self.norm(x))
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    inputs = keras.Input((8,))
+    model = keras_mp.stabilize(keras.Model(inputs, layers.Dense(2)(Plain(8)(inputs))))
+    other = keras.models.clone_model(model)
+    other.set_weights(model.get_weights())
+    x = np.random.default_rng().normal(size=(4, 8)).astype("float32")
+    np.testing.assert_array_equal(numpy(other(x)), numpy(model(x)))
