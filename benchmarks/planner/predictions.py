@@ -338,14 +338,14 @@ def compile_run(name: str, form: int = 0, until: str = "code") -> dict[str, Any]
 @contextmanager
 def attention_in(blocks: int) -> Iterator[None]:
     """Within it, the kit's own form of attention takes its queries in so many blocks of rows, where they are enough."""
-    from keras_mp.lean import attention
+    from keras_mp.lean import blockwise_attention
 
-    before = attention.BLOCKS
-    attention.BLOCKS = blocks
+    before = blockwise_attention.BLOCKS
+    blockwise_attention.BLOCKS = blocks
     try:
         yield
     finally:
-        attention.BLOCKS = before
+        blockwise_attention.BLOCKS = before
 
 
 def smallest(target: str) -> str:
