@@ -11,6 +11,7 @@ import keras
 
 from keras_mp.fp8.convert import without_float8
 from keras_mp.fp8.layers import Float8Layer
+from keras_mp.lean.frozen import FROZEN
 from keras_mp.lean.lean_model import LEAN
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild import Config, RebuildError, layers_by_path, rebuild, widen
@@ -49,7 +50,7 @@ def to_float32(node: Config, layer: Any) -> Config:
     FP8 layers and lean ones become plain ones. Weights that are quantized to integers stay so, and are dequantized to
     float32.
     """
-    node = untreated_node(node, (FLOAT8, *LEAN))
+    node = untreated_node(node, (FLOAT8, *LEAN), with_options=(FROZEN,))
     kind = node.get("class_name")
     if kind in LOW_POLICY_CLASSES or (kind == "DTypePolicy" and _is_low(node["config"]["name"])):
         return FLOAT32_POLICY
@@ -62,7 +63,7 @@ def to_float32(node: Config, layer: Any) -> Config:
 
 def to_merged_float32(node: Config, layer: Any) -> Config:
     """The same without quantization and LoRA, for `rebuild(..., merge=True)`."""
-    node = untreated_node(to_float32(node, layer), ("calibrated",))
+    node = untreated_node(to_float32(node, layer), ("calibrated", FROZEN))
     if node.get("class_name") in INTEGER_POLICY_CLASSES | {"DTypePolicyMap"}:
         return FLOAT32_POLICY
     return _plain(node) if isinstance(layer, keras.layers.Layer) and is_adapted(layer) else node

@@ -229,7 +229,8 @@ def _amax(blocks: Any, axis: int) -> Any:
     """The largest magnitude of each block; infinite or NaN where one is, on all platforms."""
     magnitudes = keras.ops.bitwise_and(backend.bitcast(blocks, "int32"), _MAGNITUDE)
     if axis == 2:
-        return backend.bitcast(keras.ops.max(magnitudes, axis=2), "float32")
+        # Of a matrix without rows, too.
+        return backend.bitcast(keras.ops.max(magnitudes, axis=2, initial=0), "float32")
     # By halves: for a reduction over such an axis, XLA's compiler for GPUs writes a transposed copy.
     while (size := magnitudes.shape[1]) > 1:
         magnitudes = keras.ops.maximum(magnitudes[:, : size // 2], magnitudes[:, size // 2 :])

@@ -411,28 +411,34 @@ def _init_of_graph(cls: Any, treatments: Mapping[str, Any]) -> Callable[..., Non
     return init
 
 
-def untreated_node(node: Config, treatments: Collection[str]) -> Config:
-    """Rewrites the config of a layer to that of the layer without treatments; any other dict is returned as it is."""
+def untreated_node(node: Config, treatments: Collection[str], with_options: Collection[str] = ()) -> Config:
+    """Rewrites the config of a layer to that of the layer without treatments; any other dict is returned as it is.
+
+    Args:
+        with_options: those of the treatments that stay where they have options.
+    """
     if node.get("registered_name") != REGISTERED_NAME or "layer" not in node["config"]:
         return node
     config = node["config"]
-    left = _without(config["treatments"], treatments)
+
+    def without(saved: Mapping[str, Any]) -> Config:
+        return {
+            name: options
+            for name, options in saved.items()
+            if name not in treatments or (options and name in with_options)
+        }
+
+    left = without(config["treatments"])
     inside = [
-        {**entry, "treatments": kept}
-        for entry in config.get("inside", [])
-        if (kept := _without(entry["treatments"], treatments))
+        {**entry, "treatments": kept} for entry in config.get("inside", []) if (kept := without(entry["treatments"]))
     ]
     if not inside:
-        left = _without(left, (INSIDE,))
+        left.pop(INSIDE, None)
     if not left:
         outside = ("shared_object_id", "inbound_nodes", "name")
         return {**config["layer"], **{key: node[key] for key in outside if key in node}}
     config = {key: value for key, value in config.items() if key != "inside"}
     return {**node, "config": {**config, "treatments": left, **({"inside": inside} if inside else {})}}
-
-
-def _without(saved: Mapping[str, Any], names: Collection[str]) -> Config:
-    return {name: options for name, options in saved.items() if name not in names}
 
 
 register_treatments({INSIDE: Treatment()})

@@ -300,3 +300,15 @@ def test_experts_of_integers_train_as_the_floats_they_stand_for(name, integers, 
         for variable, right in zip(one.variables, own, strict=True):
             if len(variable.shape) == 3 and "expert" in variable.path and "bias" not in variable.path:
                 np.testing.assert_allclose(numpy(variable), numpy(right), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_an_export_computes_with_the_floats_that_integers_stand_for(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    model, plain, _ = with_frozen_experts("Qwen3Moe", "int4", hidden_dim=144, moe_intermediate_dim=9)
+    x = causal_models.batch(model)
+    keras_mp.lean.make_lean(model)
+    keras_mp.export_float32(model, tmp_path / "exported", verify=x)
+    loaded = tf.saved_model.load(str(tmp_path / "exported"))
+    served = loaded.serve({name: tf.constant(value, "int32") for name, value in x.items()})
+    np.testing.assert_allclose(np.asarray(served), plain.predict(x, verbose=0), rtol=1e-4, atol=1e-4)
