@@ -75,7 +75,9 @@ SEVERAL = ["current", "rowwise", "mxfp8", "nvfp4", "int8"]
 def test_an_empty_batch(recipe):
     run = with_gradients(lambda x, w: matmul(x, w, recipe))
     # On TensorFlow the next test compiles it.
-    result, to_x, to_w = (compiled(run) if BACKEND == "jax" else run)(*tensors(np.zeros((3, 0, 16)), normal(16, 4), np.zeros((3, 0, 4))))
+    result, to_x, to_w = (compiled(run) if BACKEND == "jax" else run)(
+        *tensors(np.zeros((3, 0, 16)), normal(16, 4), np.zeros((3, 0, 4)))
+    )
     assert result.shape == (3, 0, 4) and to_x.shape == (3, 0, 16)
     np.testing.assert_array_equal(to_numpy(to_w), np.zeros((16, 4)))
 
