@@ -212,7 +212,7 @@ LISTS = {  # each option that takes several names: the function that gets them, 
     ("inspect", "compare"): ("keras_mp.planner.inspect:inspect", ["mixed_bfloat16", "fp8"]),
     ("advise", "compare"): ("keras_mp.planner.advise:advise", ["mixed_bfloat16", "fp8"]),
     ("advise", "target"): ("keras_mp.planner.advise:advise", ["h100", "v5e"]),
-    ("bench", "compare"): ("keras_mp.bench.timing:measure", ["float32", "mixed_bfloat16"]),
+    ("bench", "compare"): ("keras_mp.bench.timing:time_in_processes", ["float32", "mixed_bfloat16"]),
 }
 
 

@@ -5,8 +5,7 @@ import numpy as np
 import own_blocks
 import pytest
 from keras import layers
-from test_lean_families import blocks, compiled, data, recomputing
-from test_make_lean import assert_same_step, changes
+from test_lean_families import assert_same_step, blocks, compiled, data, recomputing, step
 from twins import twin
 
 import keras_mp
@@ -82,9 +81,9 @@ def test_layers_that_are_not_told_to_train_recompute_in_a_training_step(build, r
     model = compiled(build(), run_eagerly=own_blocks.EAGERLY)
     ours = recomputing(model)
     x, y = data(model, np.random.default_rng())
-    made = changes(ours, x, y)
+    made = step(ours, x, y)
     assert len(blocks(ours)) > 1 and recomputed and len(recomputed) % len(blocks(ours)) == 0
-    assert_same_step(made, changes(model, x, y))
+    assert_same_step(made, step(model, x, y))
 
 
 def test_what_takes_gradients_beside_a_training_step_says_training():
