@@ -415,7 +415,7 @@ def untreated_node(node: Config, treatments: Collection[str], with_options: Coll
     """Rewrites the config of a layer to that of the layer without treatments; any other dict is returned as it is.
 
     Args:
-        with_options: those of the treatments that stay where they have options.
+        with_options: names of treatments that stay where they have options.
     """
     if node.get("registered_name") != REGISTERED_NAME or "layer" not in node["config"]:
         return node
