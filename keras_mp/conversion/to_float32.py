@@ -156,7 +156,12 @@ def _makes_layers(layer: keras.Layer) -> bool:
     own = [cls for cls in original_class(layer).__mro__ if package_of(cls) not in (*LIBRARIES, "builtins")]
     methods = [value for cls in own for name, value in vars(cls).items() if name not in _BEFORE_CALL]
     calls = [inspect.unwrap(method) for method in methods if inspect.isfunction(method)]
-    known = [(vars(keras.layers) | call.__globals__).get(name) for call in calls for name in names_in(call.__code__)]
+    known = [
+        place.get(name)
+        for call in calls
+        for name in names_in(call.__code__)
+        for place in (call.__globals__, vars(keras.layers))
+    ]
     return any(isinstance(cls, type) and issubclass(cls, keras.Layer) and cls not in own for cls in known)
 
 

@@ -61,7 +61,7 @@ class ExportReport(Report):
 
 
 # In dB: an error of a tenth of a layer's output.
-LOW_SQNR = 20.0
+LOW_OUTPUT_SQNR = 20.0
 
 
 class Int8Layer(NamedTuple):
@@ -173,9 +173,9 @@ class DeploymentReport(Report):
         measured = [layer for layer in self.layers if layer.measured is not None]
         worst = sorted(measured, key=lambda layer: layer.measured or 0.0)[:3]
         lines += [layer.line() for layer in worst]
-        if self.calibrated_on and worst and (worst[0].measured or 0.0) < LOW_SQNR:
+        if self.calibrated_on and worst and (worst[0].measured or 0.0) < LOW_OUTPUT_SQNR:
             scaling = "qat_litert_int16x8" if self.format.endswith("int16x8") else "qat_litert"
-            lines.append(f"Below {LOW_SQNR:.0f} dB convert(model, {scaling!r}), and train for it.")
+            lines.append(f"Below {LOW_OUTPUT_SQNR:.0f} dB convert(model, {scaling!r}), and train for it.")
         return lines
 
 
