@@ -77,7 +77,7 @@ def in_two_hops(monkeypatch):
     monkeypatch.setitem(HOPS, "v5e:4x4", (4, 4))
     hosts = [(x, y) for y in (0, 2) for x in (0, 2)]
     places = [(x + i, y + j, 0) for x, y in hosts for j in (0, 1) for i in (0, 1)]
-    monkeypatch.setattr(distribution.backend, "tpu_coordinates", lambda names: ("TPU v5 lite", places))
+    monkeypatch.setattr(distribution.engine, "tpu_coordinates", lambda names: ("TPU v5 lite", places))
 
 
 def trained(policy, steps, *, distributed=True, overflow=None, scale=2.0**10, **options):
