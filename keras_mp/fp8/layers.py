@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_mp import backend
-from keras_mp.backend.common.keras_private import AutocastScope
+from keras_mp.backend.common.keras_private import AutocastScope, in_stateless_scope
 from keras_mp.fp8.quantize import read_kernel
 from keras_mp.fp8.scaled_product import matmul
 from keras_mp.fp8.scaling import ROLES, Scalings
@@ -87,8 +87,12 @@ class AmaxHistory(keras.layers.Layer):
 
         return read(self.slots)
 
+    def amaxes(self) -> Any:
+        """Combines the calls: float32 of shape (3, columns), by role and step."""
+        return self._combined(keras.ops.convert_to_tensor(self.slots))
+
     def save_own_variables(self, store: Any) -> None:
-        history = keras.ops.convert_to_numpy(self._combined(keras.ops.convert_to_tensor(self.slots)))
+        history = keras.ops.convert_to_numpy(self.amaxes())
         store["0"] = history[:, : self.length]
         if self.counts_steps:
             store["1"] = history[:, self.length :]
@@ -189,6 +193,28 @@ def set_history(layer: Any, history: AmaxHistory | None) -> None:
     if vars(layer).get("amax_history") is not None:
         layer._tracker.untrack(layer.amax_history)
         del layer.amax_history
+        vars(layer._kernel).pop("assign", None)
     if history is not None:
         layer.amax_history = history
+        _forget_other_kernels(layer._kernel, history)
     layer._tracker.lock()
+
+
+def _forget_other_kernels(kernel: Any, history: AmaxHistory) -> None:
+    """Starts over where a kernel of another magnitude is assigned.
+
+    A step moves the largest weight by far less than a factor of 2, and what it assigns is traced. JAX's trainer writes
+    all variables back after its steps, the history after the kernel: what is done here to an old one does not stay.
+    """
+
+    def assign(value: Any) -> Any:
+        assigned = type(kernel).assign(kernel, value)
+        if in_stateless_scope() or not all(backend.is_concrete(weight._value) for weight in (kernel, history.slots)):
+            return assigned
+        amax = float(keras.ops.max(keras.ops.abs(kernel.value)))
+        kept = float(keras.ops.max(history.amaxes()[ROLES.index("kernel"), : history.length]))
+        if kept and not kept / 2 <= amax <= kept * 2:
+            history.forget()
+        return assigned
+
+    kernel.assign = assign

@@ -151,6 +151,13 @@ def test_other_weights_are_not_clipped_by_the_amaxes_of_those_before(scaling, tm
     assert sqnr(model.predict(x, verbose=0), exact) > 20
     largest = [abs(to_numpy(layer.kernel)).max() for layer in plain.layers]
     assert histories(model)[:, 1].max(axis=-1) == pytest.approx(largest, rel=1e-3)
+    for layer, own in zip(model.layers, plain.layers, strict=True):
+        layer.kernel.assign(own.kernel * 1.5)  # as of a step: the history stays
+        assert histories(model).any(axis=(1, 2)).all()
+    for layer, own in zip(model.layers, plain.layers, strict=True):
+        layer.kernel.assign(own.kernel * 8)
+    assert sqnr(model.predict(x, verbose=0), 64 * exact) > 20
+    assert not any("assign" in vars(layer.kernel) for layer in keras_mp.revert(model).layers)
 
 
 def small(recipe):

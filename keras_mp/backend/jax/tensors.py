@@ -45,7 +45,7 @@ def as_float4(x: Any) -> Any:
 
 def is_concrete(tensor: Any) -> bool:
     """Tells whether a tensor has a value now, and is no part of a program that is being traced."""
-    return not isinstance(tensor, jax.core.Tracer)
+    return isinstance(tensor, jax.Array) and not isinstance(tensor, jax.core.Tracer) and not tensor.is_deleted()
 
 
 def to_numpy(variable: keras.Variable) -> np.ndarray:
