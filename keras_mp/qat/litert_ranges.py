@@ -80,11 +80,13 @@ class Plan(NamedTuple):
         inputs: the ranges of the graph's inputs.
         steps: the calls, in the order of computation.
         names: the names of the operations whose outputs they belong to, by their place.
+        finest: the smallest fixed scale of the tensors that a range is shared with, by the place of the range.
     """
 
     inputs: list[Range | None]
     steps: list[Step]
     names: list[str]
+    finest: dict[int, float]
 
 
 def plan(graph: Any, options: Config) -> Plan:
@@ -98,6 +100,7 @@ def plan(graph: Any, options: Config) -> Plan:
     names: list[str] = []
     ranges: dict[int, Range | None] = {}
     one_with: dict[int, int] = {}
+    finest: dict[int, float] = {}
     folded: set[int] = set()
 
     def own(name: str) -> int:
@@ -132,7 +135,8 @@ def plan(graph: Any, options: Config) -> Plan:
                 after.append(None)
                 ranges[id(x)] = source if passes else None
                 continue
-            like = source if kind in _LIKE_INPUT else None
+            sources = {ranges.get(id(x)) for x in node.input_tensors}
+            like = source if kind in _LIKE_INPUT or (kind in _ONE_RANGE and len(sources) == 1) else None
             fixed = _fixed(activation, options["bits"])
             ranges[id(x)] = fixed or (own(operation.name) if like is None else like)
             after.append(ranges[id(x)])
@@ -140,7 +144,10 @@ def plan(graph: Any, options: Config) -> Plan:
         if kind in _ONE_RANGE:
             alike = {first(ranges.get(id(x))) for x in (*node.input_tensors, *node.outputs)}
             places = sorted(place for place in alike if isinstance(place, int))
-            one_with |= dict.fromkeys(places[1:], places[0])
+            one_with |= {place: places[0] for place in places[1:]}
+            scales = [(place[1] - place[0]) / 255 for place in alike if isinstance(place, tuple)]
+            if places and scales and options["bits"] == 8:
+                finest[places[0]] = min(scales)
     kept = [place for place in range(len(names)) if place not in one_with]
 
     def settled(place: Any) -> Any:
@@ -150,7 +157,10 @@ def plan(graph: Any, options: Config) -> Plan:
         step._replace(inside=settled(step.inside), before=settled(step.before), after=list(map(settled, step.after)))
         for step in steps
     ]
-    return Plan([settled(ranges[id(x)]) for x in graph.inputs], steps, [names[place] for place in kept])
+    fine: dict[int, float] = {}
+    for place, scale in finest.items():
+        fine[settled(place)] = min(scale, fine.get(settled(place), scale))
+    return Plan([settled(ranges[id(x)]) for x in graph.inputs], steps, [names[place] for place in kept], fine)
 
 
 def _activation(operation: Any) -> str:
@@ -167,14 +177,11 @@ def _activation(operation: Any) -> str:
 
 def _fuses(operation: Any, linear: bool, folded: bool, readers: list[Any]) -> bool:
     """Whether LiteRT has one operator for an operation and the only one that reads its result."""
-    relu = _activation(readers[0]) in ("relu", "relu6") and not _weighs(readers[0])
+    weighs = any(isinstance(readers[0], classes) for classes in _WEIGHTS)
+    relu = _activation(readers[0]) in ("relu", "relu6") and not weighs
     if linear and isinstance(readers[0], _KERAS.BatchNormalization):
         return True
     return relu and (linear or folded or type(operation).__name__ in _FUSED_WITH_RELU)
-
-
-def _weighs(operation: Any) -> bool:
-    return any(isinstance(operation, classes) for classes in _WEIGHTS)
 
 
 def _fixed(activation: str, bits: int) -> tuple[float, float] | None:
@@ -208,6 +215,17 @@ def round_weights(weights: Any, channels: tuple[int, ...]) -> Any:
     return weights + keras.ops.stop_gradient(codes * scale - weights)
 
 
+def rescalable(low: Any, high: Any, fixed: float) -> tuple[Any, Any]:
+    """A range, a little wider, to which XNNPACK rescales codes of a fixed scale exactly.
+
+    XNNPACK, LiteRT's library for CPUs, multiplies the codes by fixed scale / new scale, rounded to a multiple of 1/256.
+    """
+    steps = keras.ops.floor(256 * fixed * 254 / (high - low))  # none where a code is wider than the whole fixed range
+    scale = keras.ops.where(steps > 0, 256 * fixed / keras.ops.maximum(steps, 1), (high - low) / 254)
+    low = keras.ops.round(low / scale) * scale
+    return low, low + 255 * scale
+
+
 class RoundedGraph:
     """What comes before the class of a functional or sequential model: its numbers are those of a LiteRT file."""
 
@@ -222,7 +240,7 @@ class RoundedGraph:
             )
         graph = graph_of(self)  # type: ignore[arg-type]
         planned = plan(graph, options)
-        ranges = _Ranges(self.litert_ranges, options, training)
+        ranges = _Ranges(self.litert_ranges, options, training, planned.finest)
         # As Keras's own call of a graph.
         values = dict(zip(map(id, graph.inputs), graph._standardize_inputs(inputs), strict=True))
         for x, given in zip(graph.inputs, keras.tree.flatten(mask) if mask is not None else [], strict=False):
@@ -237,11 +255,12 @@ class RoundedGraph:
             args, kwargs = step.node.arguments.fill_in(values)
             with _with_rounded_weights(step, ranges, rounds=options.get("ranges") is None):
                 results = operation_fn(step.node.operation, training=training, **others)(*args, **kwargs)
-            averaged = type(step.node.operation).__name__ in _LIKE_INPUT
+            kind = type(step.node.operation).__name__
+            halves = "away" if kind in _LIKE_INPUT else "up" if kind in _ONE_RANGE else ""
             for x, result, place in zip(step.node.outputs, keras.tree.flatten(results), step.after, strict=True):
                 # A loss must see probabilities that are not rounded to 0.
                 kept = training and id(x) in outputs and isinstance(place, tuple)
-                values[id(x)] = result if kept else ranges.rounded(result, place, averaged)
+                values[id(x)] = result if kept else ranges.rounded(result, place, halves)
         ranges.keep()
         results = keras.tree.pack_sequence_as(graph._outputs_struct, [values[id(x)] for x in graph.outputs])
         return results[0] if isinstance(results, (list, tuple)) and len(results) == 1 else results
@@ -255,18 +274,19 @@ class RoundedGraph:
 class _Ranges:
     """The ranges of one call of a graph, as they move."""
 
-    def __init__(self, variable: Any, options: Config, training: bool | None) -> None:
-        self.variable, self.bits, self.fixed = variable, options["bits"], options.get("ranges")
+    def __init__(self, variable: Any, options: Config, training: bool | None, finest: dict[int, float]) -> None:
+        self.variable, self.bits, self.fixed, self.finest = variable, options["bits"], options.get("ranges"), finest
         self.moves = bool(training) and self.fixed is None
         self.now: Any = None if self.fixed is not None else keras.ops.convert_to_tensor(variable)
         self.seen: dict[int, tuple[Any, Any]] = {}
         self.moved: dict[int, Any] = {}
 
-    def rounded(self, x: Any, place: Range | None, averaged: bool = False) -> Any:
+    def rounded(self, x: Any, place: Range | None, halves: str = "") -> Any:
         """A tensor rounded in its range; its gradient is 0 outside the range, and passes as it is inside.
 
         Args:
-            averaged: whether it has averages of codes, which are often halfway: LiteRT rounds them away from code 0.
+            halves: the side to which LiteRT rounds values halfway between codes: "away" from code 0, averages; "up",
+                what is rescaled; "" where hardly any are halfway.
         """
         if place is None:
             return x
@@ -280,11 +300,13 @@ class _Ranges:
         else:
             seen = high > low
             high = keras.ops.where(seen, high, 1.0)
-            if averaged:
+            if place in self.finest:
+                low, high = rescalable(low, high, self.finest[place])
+            if halves == "away" or (halves and place in self.finest):
                 scale = (high - low) / (65534 if narrow else 255)
                 zero = 0.0 if narrow else keras.ops.round(-low / scale) - 128
-                away = keras.ops.sign(keras.ops.cast(x, "float32") / scale + zero) * scale * 1e-3
-                x = x + keras.ops.cast(keras.ops.stop_gradient(away), x.dtype)
+                side = keras.ops.sign(keras.ops.cast(x, "float32") / scale + zero) if halves == "away" else 1.0
+                x = x + keras.ops.cast(keras.ops.stop_gradient(side * scale * 1e-3), x.dtype)
             result = keras.quantizers.fake_quant_with_min_max_vars(x, low, high, self.bits, narrow)
             result = keras.ops.where(seen, result, x)
         if get_keras_mask(x) is not None:
@@ -441,6 +463,9 @@ def settle(model: keras.Model) -> None:
                 f"model {graph.name!r} has no range yet for the output of {', '.join(empty[:3])}: train it for some "
                 "steps after convert, and on values that are not all zero"
             )
+        for place, fixed in planned.finest.items():
+            low, high = map(keras.ops.convert_to_tensor, ranges[place])
+            ranges[place] = [float(end) for end in rescalable(low, high, fixed)]
         for layer, weights in {id(s.node.operation): (s.node.operation, s.weights) for s in planned.steps}.values():
             for name, channels in weights.items():
                 vars(layer)[name].assign(round_weights(vars(layer)[name], channels))

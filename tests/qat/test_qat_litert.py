@@ -11,7 +11,7 @@ from keras import layers
 import keras_mp
 from keras_mp.export.litert_file import LiteRTFile
 from keras_mp.export.verification import ExportError
-from keras_mp.qat.litert_ranges import LITERT, plan, round_weights
+from keras_mp.qat.litert_ranges import LITERT, plan, rescalable, round_weights
 from keras_mp.rebuild.notes import treatments_of
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
@@ -106,12 +106,24 @@ def test_what_is_concatenated_has_one_range():
     planned = plan(model, treatments_of(model)[LITERT])
     places = {step.node.operation.name: step.after for step in planned.steps}
     assert planned.inputs == places["a"] == places["c"] == [0] and planned.names == ["x", "b"]  # b's before its sigmoid
-    assert places["b"] == [(0.0, 255 / 256)]
+    assert places["b"] == [(0.0, 255 / 256)] and planned.finest == {0: 1 / 256}
     batch = zoo.normal(16, 4)
     values = keras.ops.convert_to_numpy(keras.Model(x, parts[0])(batch))
     model(batch, training=True)
     low, high = keras.ops.convert_to_numpy(model.litert_ranges)[0]
     np.testing.assert_allclose([low, high], [batch.min(), max(batch.max(), values.max())], rtol=0.05)
+
+
+def test_a_fixed_range_is_rescaled_by_a_whole_number_of_256ths():
+    generator = np.random.default_rng()
+    lows, highs = -generator.uniform(0, 4, 50).astype("float32"), generator.uniform(0.1, 20, 50).astype("float32")
+    for fixed in (1 / 256, 1 / 128):
+        wide = [keras.ops.convert_to_numpy(ends).astype("float64") for ends in rescalable(lows, highs, fixed)]
+        scale = (wide[1] - wide[0]) / 255
+        for whole in (256 * fixed / scale, wide[0] / scale):
+            np.testing.assert_allclose(whole, np.round(whole), atol=1e-3)
+        assert (wide[0] <= lows + 0.501 * scale).all() and (highs <= wide[1] + 1e-3 * scale).all()
+        assert (scale < (highs - lows) / 254 * (1 + scale / fixed / 128)).all()
 
 
 @pytest.mark.jax
@@ -157,7 +169,7 @@ def test_the_file_computes_what_was_trained(tmp_path):
     assert rows["head"].measured > 15 and "Training set the ranges." in str(report) and "within one code" in str(report)
 
 
-KINDS = ("separable, pooled", "transposed", "nested", "concatenated", "one dimension, mixed_float16")
+KINDS = ("separable, pooled", "transposed", "nested", "concatenated", "with a sigmoid", "one dimension, mixed_float16")
 
 
 def kinds(name):
@@ -176,6 +188,9 @@ def kinds(name):
         parts = [narrow, layers.Dropout(0.1)(layers.Conv2D(4, 3, padding="same", kernel_initializer=wide)(inputs))]
         x = layers.Conv2D(4, 1, activation="relu")(layers.Concatenate()([*parts, inputs]))
         x = layers.Maximum()([x, layers.Conv2D(4, 1)(x)])
+    elif name == "with a sigmoid":
+        parts = [layers.Conv2D(4, 3, activation=activation)(inputs) for activation in ("sigmoid", "tanh", "linear")]
+        x = layers.Conv2D(4, 1, activation="relu")(layers.Concatenate()(parts))
     elif name == "one dimension, mixed_float16":
         x = layers.Conv1D(6, 3, activation="relu")(layers.Reshape((48, 9))(inputs))
         x = layers.BatchNormalization()(layers.DepthwiseConv1D(3, use_bias=False)(x))
