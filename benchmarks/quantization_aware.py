@@ -127,22 +127,28 @@ def told(values):
 
 
 def step_rows(options):
-    """The time of a step beside the float one: Dense layers of 1024 by 1024 and 256 rows, the median of 20 steps."""
-    x, y = np.random.default_rng(0).normal(size=(2, 256, 1024)).astype("float32")
-    for mode in (None, *CONFIGS):
-        model = keras.Sequential([keras.Input((1024,)), *(keras.layers.Dense(1024, "relu") for _ in range(4))])
-        if mode is not None:
-            keras_mp.convert(model, CONFIGS[mode])
-        model.compile("sgd", "mse", jit_compile=True)
-        times = []
-        for _ in range(23):
-            start = time.perf_counter()
-            model.train_on_batch(x, y)
-            times.append(time.perf_counter() - start)
-        memory = ""
-        if keras.backend.backend() == "jax":
-            memory = f"{keras_mp.inspect(model, (x, y)).memory.temporary / 2**20:.1f} MiB"
-        yield f"| {mode or 'float32'} | {np.median(times[3:]) * 1e3:.1f} ms | {memory} |"
+    """Steps of four Dense layers of 1024 by 1024, all models in turn: the median, and that of the ratios to float32."""
+    for rows in (256, 2048):
+        x, y = np.random.default_rng(0).normal(size=(2, rows, 1024)).astype("float32")
+        models, times = {}, []
+        for mode in (None, *CONFIGS):
+            model = keras.Sequential([keras.Input((1024,)), *(keras.layers.Dense(1024, "relu") for _ in range(4))])
+            model = model if mode is None else keras_mp.convert(model, CONFIGS[mode])
+            model.compile("sgd", "mse", jit_compile=True)
+            models[mode or "float32"] = model
+        for _ in range(12):
+            times.append([])
+            for model in models.values():
+                start = time.perf_counter()
+                float(model.train_on_batch(x, y))
+                times[-1].append(time.perf_counter() - start)
+        steps = np.array(times[3:])
+        ratios = np.median(steps / steps[:, :1], axis=0)
+        for (mode, model), step, ratio in zip(models.items(), np.median(steps, axis=0), ratios, strict=True):
+            memory = ""
+            if keras.backend.backend() == "jax":
+                memory = f"{keras_mp.inspect(model, (x, y)).memory.temporary / 2**20:.1f} MiB"
+            yield f"| {rows} | {mode} | {step * 1e3:.0f} ms | {ratio:.2f} | {memory} |"
 
 
 def main():
@@ -155,7 +161,8 @@ def main():
     lines = []
     for task in options.tasks:
         if task == "step":
-            lines += ["", "| mode | a step | temporary memory |", "| --- | ---: | ---: |", *step_rows(options)]
+            names = ("rows", "mode", "a step", "of float32's", "temporary memory")
+            lines += ["", f"| {' | '.join(names)} |", f"| --- | --- |{' ---: |' * 3}", *step_rows(options)]
         else:
             names = ("task", "mode", "float", "float, more", "quantized after training", "trained for it")
             head = "" if lines else f"| {' | '.join(names)} |\n| --- | --- |{' ---: |' * 4}"

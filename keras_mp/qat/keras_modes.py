@@ -138,21 +138,22 @@ def _from_both(value: Any, rows: Any) -> Any:
     return value, lambda upstream: (upstream, upstream)
 
 
-def quantized_twin(layer: Any, config: Any = None) -> Any:
+def quantized_twin(layer: Any, config: Any = None, **changed: Any) -> Any:
     """A layer as it is after `quantize()`, for one call; its codes and scales are tensors, without a gradient.
 
     Args:
         config: Keras's config of the quantization; by default that for which the layer trains.
+        changed: attributes in place of the layer's own, such as other weights.
     """
     names = next(names for cls, names in WEIGHTS.items() if isinstance(layer, cls))
     config = config_of(layer) if config is None else config
     with AutocastScope(None), patched(_ON_TENSORS):
-        weights = {name: getattr(layer, name) for name in names if hasattr(layer, name)}
+        weights = {name: changed.get(name, getattr(layer, name)) for name in names if hasattr(layer, name)}
         floats = {
-            name: keras.ops.stop_gradient(keras.ops.cast(backend.as_tensor(weight), "float32"))
-            for name, weight in weights.items()
+            name: keras.ops.stop_gradient(keras.ops.cast(backend.as_tensor(some), "float32"))
+            for name, some in weights.items()
         }
-        twin = _twin(layer, **floats)
+        twin = _twin(layer, **{**changed, **floats})
         # The class's own: that of the layer is bound to the layer.
         type(twin).quantize(twin, config.mode, type_check=False, config=config)
     return twin

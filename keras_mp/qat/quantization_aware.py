@@ -21,6 +21,9 @@ from keras_mp.treatment.treated import Treatment, register_treatments, untreat
 Select = Callable[[str, Any], bool]
 # In dB, between int8 and int4: normal weights keep 41 of 8 bits, 12 (127 / 4)^2, and 18 of 4 bits, 12 (7 / 3)^2.
 LOW_SQNR = 30.0
+SAMPLE = 2**19
+CONFIGS = {"qat_int8": keras.quantizers.Int8QuantizationConfig, "qat_int4": keras.quantizers.Int4QuantizationConfig}
+LITERT_FORMATS = {"qat_litert": "int8", "qat_litert_int16x8": "int16x8"}
 
 
 class Decision(NamedTuple):
@@ -51,26 +54,49 @@ def convert(model: keras.Model, mode: Any, select: Select | None = None) -> kera
     """Lets a built model train as it will be once it is quantized, in place.
 
     Args:
-        mode: a name of `WAYS`, or Keras's config for int8 or int4.
+        mode: a name of `CONFIGS` or `LITERT_FORMATS`, or Keras's config for int8 or int4.
         select: a function `select(path, layer) -> bool`; by default all layers that can be quantized so.
 
     Raises:
-        ValueError: The name is none of `WAYS`, or no layer can be quantized so.
+        ValueError: The name is another, or no layer can be quantized so.
     """
-    if not isinstance(mode, str):
-        return _to_keras_mode(model, mode, select)
-    return WAYS[one_of("scaling", mode, WAYS)](model, select)
+    if isinstance(mode, str) and one_of("scaling", mode, [*CONFIGS, *LITERT_FORMATS]) in LITERT_FORMATS:
+        return to_litert(model, LITERT_FORMATS[mode], select)
+    config = mode_of(mode)
+    if config.mode not in ("int8", "int4"):
+        raise ValueError(f"scaling={config.mode!r} is no mode to train for: Keras's configs for int8 and int4 are")
+    chosen = {path: layer for path, layer in _quantizable(model).items() if select is None or select(path, layer)}
+    reasons = {path: reason for path, layer in chosen.items() if (reason := why_not(layer, config))}
+    if len(reasons) == len(chosen) or (select is not None and reasons):
+        told = "; ".join(f"{path}: {reason}" for path, reason in reasons.items()) or "no layer is chosen"
+        raise ValueError(f"convert({model.name!r}): cannot train for {config.mode}. {told}")
+    options = keras.saving.serialize_keras_object(config)
+    change(model, [(layer, {QAT: options}) for path, layer in chosen.items() if path not in reasons])
+    return model
 
 
 def sqnr(layer: Any, config: Any) -> float:
-    """The signal of a layer's float weights over the noise of what quantizes them, in dB: the least of its matrices."""
-    quantized = merged_weights(quantized_twin(layer, config))
+    """The signal of a layer's float weights over the noise of what quantizes them, in dB: the least of its matrices.
+
+    Of large matrices it is that of some channels, spread evenly, with `SAMPLE` weights in all: each has its own scales.
+    """
+    names = next(names for cls, names in WEIGHTS.items() if isinstance(layer, cls))
+    weights = {name: backend.to_numpy(getattr(layer, name)) for name in names if hasattr(layer, name)}
+    changed: dict[str, Any] = {"lora_enabled": False}
+    _, _, equation = getattr(layer, "equation", ",").partition(",")
+    for name, matrix in weights.items():
+        axis, (kernel, _, result) = 0 if name == "_embeddings" else -1, equation.partition("->")
+        if matrix.size > SAMPLE and (not kernel or kernel[-1] in result):
+            channels = matrix.shape[axis]
+            chosen = np.linspace(0, channels - 1, max(channels * SAMPLE // matrix.size, 1)).astype(int)
+            weights[name] = matrix.take(chosen, axis)
+            changed["input_dim" if isinstance(layer, keras.layers.Embedding) else "units"] = len(chosen)
+    quantized = merged_weights(quantized_twin(layer, config, **changed, **weights)).values()
     ratios = []
-    for name, values in quantized.items():
-        stored = getattr(layer, name if name == "reverse_embeddings" else f"_{name}")
-        weights = backend.to_numpy(stored).astype("float64")
-        noise = np.square(weights - values).sum()
-        ratios.append(np.square(weights).sum() / noise if noise else np.inf)
+    for matrix, values in zip(weights.values(), quantized, strict=True):
+        wide = matrix.astype("float64")
+        noise = np.square(wide - values).sum()
+        ratios.append(np.square(wide).sum() / noise if noise else np.inf)
     return float(10 * np.log10(min(ratios))) if min(ratios) > 0 else 0.0
 
 
@@ -121,28 +147,6 @@ def why_not(layer: Any, config: Any) -> str:
     except ValueError as error:
         return str(error)
     return ""
-
-
-def _to_keras_mode(model: keras.Model, config: Any, select: Select | None) -> keras.Model:
-    if config.mode not in ("int8", "int4"):
-        raise ValueError(f"scaling={config.mode!r} is no mode to train for: Keras's configs for int8 and int4 are")
-    chosen = {path: layer for path, layer in _quantizable(model).items() if select is None or select(path, layer)}
-    reasons = {path: reason for path, layer in chosen.items() if (reason := why_not(layer, config))}
-    if len(reasons) == len(chosen) or (select is not None and reasons):
-        told = "; ".join(f"{path}: {reason}" for path, reason in reasons.items()) or "no layer is chosen"
-        raise ValueError(f"convert({model.name!r}): cannot train for {config.mode}. {told}")
-    options = keras.saving.serialize_keras_object(config)
-    change(model, [(layer, {QAT: options}) for path, layer in chosen.items() if path not in reasons])
-    return model
-
-
-CONFIGS = {"qat_int8": keras.quantizers.Int8QuantizationConfig, "qat_int4": keras.quantizers.Int4QuantizationConfig}
-WAYS: dict[str, Callable[[keras.Model, Select | None], keras.Model]] = {
-    "qat_int8": lambda model, select: _to_keras_mode(model, CONFIGS["qat_int8"](), select),
-    "qat_int4": lambda model, select: _to_keras_mode(model, CONFIGS["qat_int4"](), select),
-    "qat_litert": lambda model, select: to_litert(model, "int8", select),
-    "qat_litert_int16x8": lambda model, select: to_litert(model, "int16x8", select),
-}
 
 
 def _no_more(layer: Any) -> None:

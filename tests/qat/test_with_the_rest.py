@@ -9,6 +9,7 @@ from random_layers import config_of
 
 import keras_mp
 import keras_mp.qat.quantized_model as qat_quantize
+from keras_mp.qat import quantization_aware
 from keras_mp.qat.keras_modes import QAT
 from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import treatments_of
@@ -144,6 +145,26 @@ def test_select_report_and_refusals():
     narrow = language_model("bfloat16")
     with pytest.raises(ValueError, match="build the model under 'mixed_bfloat16'"):
         keras_mp.convert(narrow, "qat_int4")
+
+
+@pytest.mark.parametrize("mode, block, levels", [("int8", None, 254), ("int4", 16, 15)])
+def test_the_noise_of_quantization_is_that_of_uniform_rounding(mode, block, levels, monkeypatch):
+    """Of the whole weights and of a sample of their channels: a step's square over 12."""
+    layers = keras.layers
+    for layer, shape, reduced in (
+        (layers.Dense(96), (None, 32), 0),
+        (layers.EinsumDense("abc,cde->abde", (None, 4, 48)), (None, 3, 32), 0),
+        (layers.Embedding(96, 32), (None,), 1),
+        (layers.ReversibleEmbedding(96, 32, tie_weights=False), (None,), 1),
+    ):
+        layer.build(shape)
+        matrix = keras.ops.convert_to_numpy(layer.trainable_variables[0]).astype("float64")
+        parts = np.stack(np.split(matrix, 32 // (block or 32), reduced))
+        width = 2 * np.abs(parts).max(reduced + 1) if mode == "int8" else np.ptp(parts, axis=reduced + 1)
+        expected = 10 * np.log10(np.square(matrix).mean() * 12 / np.square(width / levels).mean())
+        for sample in (2**19, 700):
+            monkeypatch.setattr(quantization_aware, "SAMPLE", sample)
+            assert quantization_aware.sqnr(layer, config_of(mode, block)) == pytest.approx(expected, abs=1.5)
 
 
 @pytest.mark.parametrize("mode", ["int8", "int4"])
