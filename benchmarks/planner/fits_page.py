@@ -35,8 +35,8 @@ it to the GPU's runtime. "no" comes with the least need that was found. Nothing 
   counted in the other cells above 85%.
 - **f**: asked from these measures on, or from cheaper ones that were tried and are too large: sets before those were
   passed over by an estimate, so a cheaper one may fit.
-- **k**: asked before a step was traced with its chip's kernel of attention, which it has today. The kernel keeps no
-  scores, so the step may need less than the figure, and fewer measures may do.
+- **at most**: compiled without its chip's kernel of attention, which the step has today and which keeps no scores; with
+  it fewer measures may do.
 - **o**: neither bold nor asked again since `advise` has more measures: a base in 16 bits, weights in bfloat16, released
   gradients, states on the host.
 
@@ -179,7 +179,8 @@ def _kernels(cells: Iterable[Mapping[str, Any]]) -> str:
         f"{len(compiled) - len(marked)} of the {len(compiled)} cells that were compiled before have none, and their "
         "figures stay: those on a T4, for which there is none; of GPT-2 and BERT-large, which drop scores; of ViT-L, "
         "whose 197 tokens no kernel takes, and of Whisper on TPUs; of the Gemmas' 256 features on GPUs before Hopper; "
-        f"and on TPUs all without lean layers. {len(marked)} have one, and are marked."
+        f"and on TPUs all without lean layers. {len(marked)} have one, and their figures are at most what they need; "
+        f'{sum(cell["verdict"] != "fits" for cell in marked)} of them say "no".'
     )
     again = [cell for cell in cells if cell.get("day", "") >= SINCE and cell.get("before")]
     if again:
@@ -215,7 +216,7 @@ def _cell(cell: Mapping[str, Any]) -> str:
     how = next((mark for words, mark in MARKS if cell["how"].startswith(words)), "c")
     if how == "c" and "blocks" in cell["how"]:
         how = "e"
-    size = f"{cell['peak'] / GIB:.1f}"
+    size = "at most " * bool(cell.get("kernel")) + f"{cell['peak'] / GIB:.1f}"
     tight = ""
     if cell["verdict"] != "fits":
         size = f"no, {size}"
@@ -229,7 +230,6 @@ def _cell(cell: Mapping[str, Any]) -> str:
         how
         + tight
         + "f" * bool(cell.get("begin"))
-        + "k" * bool(cell.get("kernel"))
         + "o" * (not _is_bold(cell) and not _is_new(cell) and "before" not in cell)
     )
     return " ".join(filter(None, [size, _short(cell["measures"]), f"({marks})"]))
