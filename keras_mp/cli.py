@@ -413,7 +413,7 @@ def _names(text: str) -> list[str]:
 
 
 def _check_writable(**files: Path | None) -> None:
-    """Refuses a place to write to before the work is done."""
+    """Refuses a folder as a file before the work is done."""
     for name, path in files.items():
         if path is not None and path.is_dir():
             raise IsADirectoryError(f"--{name} {str(path)!r} is a folder: name a file in it")
@@ -435,10 +435,8 @@ def _show(report: Any, html: Path | None, as_json: bool, details: bool = False) 
 
 
 def _find_modules_here() -> None:
-    """Lets `--import` and `module:function` name what lies in the current folder; installed packages come before it.
-
-    A `keras.py` there, in a folder with a model that somebody sent, say, must not run in Keras's place.
-    """
+    """Lets `--import` and `module:function` name modules here."""
+    # Last: a `keras.py` in a folder with a model that somebody sent, say, must not run in Keras's place.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
@@ -473,10 +471,8 @@ def _step(
     imports: list[str] | None,
     unsafe: bool,
 ) -> tuple[Any, Any, bool]:
-    """The model of a training recipe, a function or a .keras file, a batch, and whether it is compiled to train.
-
-    The policy "auto" of a training recipe or a function is that of the chip.
-    """
+    """A model, a batch, and whether it is compiled to train."""
+    # The policy "auto" of a training recipe or a function is that of the chip.
     size = 8 if batch_size is None else batch_size
     if _is_file(model, context):
         from keras_mp.conversion.model_file import step_of_file
@@ -508,7 +504,7 @@ def _check_no_file_options(imports: list[str] | None, unsafe: bool = False) -> N
 
 
 def _recipe(given: str, context: typer.Context, batch_size: int | None, length: int | None) -> tuple[Any, Any]:
-    """The training recipe, and its config with the options of the command line."""
+    """The training recipe, its config with the command's options."""
     from keras_mp.training.training_recipe import find_recipe
 
     recipe = find_recipe(given)

@@ -105,7 +105,14 @@ class BenchmarkReport(PicturedReport):
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values, with every measurement."""
-        rows = [self._row_dict(row) for row in self.rows]
+        rows = []
+        for row in self.rows:
+            measured = dataclasses.asdict(row)
+            details = measured.pop("details")
+            of_base = self.ratio(row.name)
+            derived = {"of_base": of_base and of_base.median, "utilization": self.utilization(row.name)}
+            first = None if math.isnan(row.first) else row.first
+            rows.append(plain_values(measured | {"first": first} | derived | details))
         return {"title": self.title, "base": self.base, "rows": rows, "largest_batch": self.largest}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
@@ -122,7 +129,8 @@ class BenchmarkReport(PicturedReport):
         return [names[place] for place in kept], [[cells[place] for place in kept] for cells in rows]
 
     def _svg(self) -> str:
-        return bars(self)
+        below = f"Time of a step compared with {self.base}; the line is the middle half of the rounds"
+        return bar_chart(self.title, below, [self._bar(row) for row in self.rows])
 
     def _html(self) -> str:
         names, rows = self.table()
@@ -161,14 +169,6 @@ class BenchmarkReport(PicturedReport):
             return f"{row.name} takes {share} more time than {self.base} here{because}"
         return f"{row.name} takes as much time as {self.base} here, within the spread of the rounds{because}"
 
-    def _row_dict(self, row: Measured) -> dict[str, Any]:
-        measured = dataclasses.asdict(row)
-        details = measured.pop("details")
-        of_base = self.ratio(row.name)
-        derived = {"of_base": of_base and of_base.median, "utilization": self.utilization(row.name)}
-        first = None if math.isnan(row.first) else row.first
-        return plain_values(measured | {"first": first} | derived | details)
-
     def _cells(self, row: Measured) -> list[str]:
         step = self.step(row.name)
         if step is None:
@@ -185,20 +185,14 @@ class BenchmarkReport(PicturedReport):
             str(row.details.get("batch", "")),
         ]
 
-
-def bars(report: BenchmarkReport) -> str:
-    """The bars, as SVG."""
-    below = f"Time of a step compared with {report.base}; the line is the middle half of the rounds"
-    return bar_chart(report.title, below, [_bar(report, row) for row in report.rows])
-
-
-def _bar(report: BenchmarkReport, row: Measured) -> Bar:
-    step, of_base = report.step(row.name), report.ratio(row.name)
-    highlighted = row.name == report.base
-    if step is None:
-        return Bar(row.name, None, 0.0, 0.0, row.problem, highlighted)
-    words = f"{_milliseconds(step.median)} ms" + (f", {as_long(of_base.median)}" if of_base and not highlighted else "")
-    return Bar(row.name, step.median, step.low, step.high, words, highlighted)
+    def _bar(self, row: Measured) -> Bar:
+        step, of_base = self.step(row.name), self.ratio(row.name)
+        highlighted = row.name == self.base
+        if step is None:
+            return Bar(row.name, None, 0.0, 0.0, row.problem, highlighted)
+        words = f"{_milliseconds(step.median)} ms"
+        words += f", {as_long(of_base.median)}" if of_base and not highlighted else ""
+        return Bar(row.name, step.median, step.low, step.high, words, highlighted)
 
 
 def _milliseconds(seconds: float) -> str:

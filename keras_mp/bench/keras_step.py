@@ -99,7 +99,10 @@ def of_model(model: keras.Model, batch: tuple, precision: str) -> Workload:
     shape = keras.tree.flatten(batch)[0].shape
     first = keras.tree.flatten(model.inputs)[0] if getattr(model, "inputs", None) else None
     tokens = first is not None and len(shape) == 2 and not keras.backend.is_float_dtype(first.dtype)
-    peak = _peak_rate(device, precision)
+    peak = None
+    if device.chip is not None:
+        rates = [device.chip.peak[dtype] for dtype in _PEAK[precision] if dtype in device.chip.peak]
+        peak = rates[0] / device.chip.devices if rates else None
     details = {
         "backend": keras.backend.backend(),
         "device": device.name,
@@ -130,7 +133,7 @@ def check_can_run(precision: str) -> None:
 
 
 def _why_not(model: keras.Model, device: Device, precision: str) -> str:
-    """Why a precision need not gain with this model on this device; "" if nothing is known against it."""
+    """Why a precision need not gain here; "" if unknown."""
     served = pays(precision, device)
     if not served.ok:
         return served.reason
@@ -147,15 +150,8 @@ def _why_not(model: keras.Model, device: Device, precision: str) -> str:
     )
 
 
-def _peak_rate(device: Device, precision: str) -> float | None:
-    if device.chip is None:
-        return None
-    rates = [device.chip.peak[dtype] for dtype in _PEAK[precision] if dtype in device.chip.peak]
-    return rates[0] / device.chip.devices if rates else None
-
-
 def _flops(model: keras.Model, batch: tuple) -> int | None:
-    """The operations of all dots and convolutions of a step as it is lowered; None where it cannot be."""
+    """The operations of dots and convolutions of a lowered step."""
     try:
         from keras_mp.planner.read.program import read, read_module
 

@@ -87,12 +87,8 @@ def benchmark(
             seconds=seconds,
             find_max_batch_size=find_max_batch_size,
             memory_limit=memory_limit,
-            log=_tell if verbose else lambda text: None,
+            log=lambda text: print(text, file=sys.stderr) if verbose else None,
         )
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 def check_precisions(compare: Sequence[str]) -> list[str]:

@@ -72,7 +72,8 @@ def main() -> None:
             answer = {"answer": getattr(worker, question.pop("do"))(**question)}
         except Exception as error:
             traceback.print_exc()
-            answer = {"error": _in_a_line(error), "kind": _kind(error)}
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            answer = {"error": lines[0][:300], "kind": _kind(error)}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
@@ -83,11 +84,6 @@ def _kind(error: Exception) -> str:
     text = f"{type(error).__name__}: {error}"
     said = re.search("resource_?exhausted|out_?of_?memory|out of memory|bad_alloc", text, re.IGNORECASE)
     return "out of memory" if said or isinstance(error, MemoryError) else "failed"
-
-
-def _in_a_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]
 
 
 if __name__ == "__main__":

@@ -108,20 +108,33 @@ def compare(
     with contextlib.closing(_Workers(paths, memory_limit)) as workers:
         for task in tasks:
             log(f"{task.name}: builds and compiles")
-            _load(workers, task, rows[task.name])
+            row = rows[task.name]
+            try:
+                row.details = workers.load(task)
+            except WorkloadError as error:
+                row.fails(error)
+            else:
+                row.first = row.details.pop("first")
         runs = {name: partial(_run, workers, row) for name, row in rows.items() if not row.problem}
-        warm = {name: _warm(run) for name, run in runs.items()}
-        steps = {name: steps_per_round(warm[name], seconds) for name in runs if not rows[name].problem}
+        second = {}  # the seconds of the second step
+        for name, run in runs.items():
+            run(1)
+            second[name] = run(1)
+        steps = {name: steps_per_round(second[name], seconds) for name in runs if not rows[name].problem}
         log(f"{rounds} rounds of {', '.join(f'{count} x {name}' for name, count in steps.items())}")
         for name, times in interleave({name: runs[name] for name in steps}, steps, rounds).items():
             if not rows[name].problem:
                 rows[name].seconds = times
-                _measure_peak(workers, rows[name])
+                try:
+                    # One process for all has the peak of all.
+                    rows[name].peak = None if workers.shared is not None else workers.ask("peak", name)
+                except WorkloadError as error:
+                    rows[name].fails(error)
     return list(rows.values())
 
 
 class _Workers:
-    """The processes that workloads live in: one each, or one for all where a chip allows no second process."""
+    """The processes of workloads: one each, or one for all."""
 
     def __init__(self, paths: Sequence[str], memory_limit: int | None) -> None:
         self._paths, self._memory_limit = paths, memory_limit
@@ -156,17 +169,8 @@ class _Workers:
             process.close()
 
 
-def _load(workers: _Workers, task: Task, row: Measured) -> None:
-    try:
-        row.details = workers.load(task)
-    except WorkloadError as error:
-        row.fails(error)
-    else:
-        row.first = row.details.pop("first")
-
-
 def _run(workers: _Workers, row: Measured, steps: int) -> float:
-    """Runs some steps of a workload; NaN once it has failed."""
+    """Runs some steps; NaN once the workload has failed."""
     if row.problem:
         return math.nan
     try:
@@ -174,15 +178,6 @@ def _run(workers: _Workers, row: Measured, steps: int) -> float:
     except WorkloadError as error:
         row.fails(error)
         return math.nan
-
-
-def _measure_peak(workers: _Workers, row: Measured) -> None:
-    if workers.shared is not None:
-        return
-    try:
-        row.peak = workers.ask("peak", row.name)
-    except WorkloadError as error:
-        row.fails(error)
 
 
 def answer(task: Task, paths: Sequence[str] = ()) -> Any:
@@ -201,12 +196,6 @@ def answer(task: Task, paths: Sequence[str] = ()) -> Any:
 def device_of(rows: Sequence[Measured]) -> str:
     """The name of the device that rows were measured on."""
     return next((row.details["device"] for row in rows if row.details), "this machine")
-
-
-def _warm(run: Callable[[int], float]) -> float:
-    """Runs two steps, and returns the seconds of the second."""
-    run(1)
-    return run(1)
 
 
 class Spread(NamedTuple):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,28 +102,22 @@ def check(model: keras.Model, path: Path, verify: Any, packages: Sequence[str], 
         )
 
 
-@contextmanager
+@contextlib.contextmanager
 def float32_saved_model(
     model: keras.Model, verify: Any, tolerance: float
 ) -> Iterator[tuple[Path, Signature, tuple[str, ...]]]:
     """Gives a SavedModel that `export_float32` proved, for as long as the block runs, how it is called, and notes."""
     if keras.backend.backend() != "tensorflow":
-        _leave_the_accelerator()
+        import tensorflow as tf
+
+        # TensorFlow only converts here: the accelerator's memory belongs to the backend.
+        with contextlib.suppress(RuntimeError):  # it is running already, with the devices that the caller gave it
+            tf.config.set_visible_devices([], "GPU")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "saved_model"
         report = export_float32(model, path, verify, tolerance=tolerance)
         # Of the model as it was, `compared` tells.
         yield path, _signature(path), tuple(note for note in report.notes if not note.startswith(NO_ORIGINAL))
-
-
-def _leave_the_accelerator() -> None:
-    """TensorFlow only converts here: the accelerator's memory belongs to the backend."""
-    import tensorflow as tf
-
-    try:
-        tf.config.set_visible_devices([], "GPU")
-    except RuntimeError:  # it is running already, with the devices that the caller gave it
-        pass
 
 
 def _signature(path: Path) -> Signature:
@@ -136,13 +130,9 @@ def _signature(path: Path) -> Signature:
     # Of a list of outputs TensorFlow makes output_0, output_1, ..., and output_10 must not come before output_2. Those
     # of a dict come in the order of their names as text, as keras.tree.flatten has them.
     named = isinstance(serve.structured_outputs, Mapping)
-    outputs = sorted(served) if named else sorted(served, key=lambda name: (_number(name), name))
+    numbers = {name: int(number[1]) for name in served if (number := re.fullmatch(r"output_(\d+)", name))}
+    outputs = sorted(served) if named else sorted(served, key=lambda name: (numbers.get(name, 0), name))
     return Signature(structure, [spec.name for spec in keras.tree.flatten(structure)], outputs)
-
-
-def _number(name: str) -> int:
-    numbered = re.fullmatch(r"output_(\d+)", name)
-    return int(numbered[1]) if numbered else 0
 
 
 def compared(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -108,7 +108,8 @@ def observe(model: keras.Model, inputs: Any) -> list[Output]:
         An `Output` for each float output of each call of a layer.
     """
     observed: list[Output] = []
-    for batch in _batches(inputs, BATCH):
+    for start in range(0, len(keras.tree.flatten(inputs)[0]), BATCH):
+        batch = keras.tree.map_structure(lambda x, start=start: x[start : start + BATCH], inputs)
         outputs = outputs_of(model, batch)
         observed = observed or [Output(path) for path, _ in outputs]
         records = len(keras.tree.flatten(batch)[0])
@@ -168,11 +169,6 @@ def sqnr(actual: np.ndarray, expected: np.ndarray) -> float:
     if not math.isfinite(noise):
         return -math.inf
     return 10 * math.log10(signal / noise) if signal else -math.inf
-
-
-def _batches(inputs: Any, size: int) -> Iterator[Any]:
-    for start in range(0, len(keras.tree.flatten(inputs)[0]), size):
-        yield keras.tree.map_structure(lambda x, start=start: x[start : start + size], inputs)
 
 
 def stays_float(file: LiteRTFile, feed: Mapping[str, np.ndarray], bits: int = 8) -> list[str]:
@@ -237,7 +233,7 @@ class _Activation(NamedTuple):
 
 
 def _activations(file: LiteRTFile, feed: Mapping[str, np.ndarray]) -> list[_Activation]:
-    """The values, and the ranges of integers, of what a file computes on a batch."""
+    """The values of a file's tensors, and their integers' ranges."""
     activations = []
     for place, x in file.values(feed).items():
         tensor = file.graphs[0][0][place]

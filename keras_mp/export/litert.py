@@ -112,7 +112,13 @@ def export_litert(
     if evaluate is not None and not model.compiled:
         raise ExportError(f"evaluate needs the loss of model {model.name!r}: compile it")
     flat = unrolled(model, verify)
-    plain = flat if trained is None else _without_rounding(flat, verify)
+    plain = flat
+    if trained is not None:  # without convert(model, "qat_litert"), with the same weights
+
+        def without_rounding(node: Config, layer: Any) -> Config:
+            return to_float32(untreated_node(node, (LITERT,)), layer)
+
+        plain = rebuild(flat, without_rounding, policy="float32", sample=verify, carry_compile=False).model
     try:
         with float32_saved_model(plain, verify, tolerance) as (folder, signature, notes):
             if quantize is None:
@@ -175,7 +181,7 @@ def _converted(
     feeds: Callable[[], Iterator[Any]] | None = None,
     stays_float: Sequence[str] = (),
 ) -> LiteRTFile:
-    """A file, quantized with the ranges that feeds have, but for the operators with outputs of names in stays_float."""
+    """A file, quantized with the ranges of feeds, but for `stays_float`."""
     import tensorflow as tf
 
     with warnings.catch_warnings(), quiet_stderr():
@@ -207,7 +213,7 @@ def _converted(
 
 
 def _where(error: Exception, model: keras.Model) -> str:
-    """What of the converter's pages of message names a layer and an operation."""
+    """The layer and the operation that the converter's message names."""
     text = str(error)
     # TensorFlow numbers a scope that it has seen before: dense/MatMul, then dense_1/MatMul.
     names = [
@@ -219,26 +225,11 @@ def _where(error: Exception, model: keras.Model) -> str:
     return f"{told}. Replace what computes it, or use export_float32"
 
 
-def _without_rounding(model: keras.Model, sample: Any) -> keras.Model:
-    """A new model in float32 as it would be without `convert(model, "qat_litert")`, with the same weights."""
-
-    def rule(node: Config, layer: Any) -> Config:
-        return to_float32(untreated_node(node, (LITERT,)), layer)
-
-    return rebuild(model, rule, policy="float32", sample=sample, carry_compile=False).model
-
-
 def _quantized(
     folder: Path, signature: Signature, model: keras.Model, trained: keras.Model, data: Any, quantize: str
 ) -> tuple[LiteRTFile, DeploymentReport]:
-    """A quantized file, and a report on its layers.
-
-    Args:
-        folder: the SavedModel of model.
-        model: the model without rounding.
-        trained: the model that trained with rounding; the same as model where none did.
-        data: the inputs to calibrate on, or to look at layers with; None for neither.
-    """
+    """A quantized file, and a report on its layers."""
+    # The folder is of model, without rounding; trained is with it, or the same. The data calibrate, or look at layers.
     bits = BITS[quantize]
     report = DeploymentReport(folder, f"LiteRT {quantize}", 0, {})
     file = None if trained is model else _converted_as_trained(trained, quantize, data)
@@ -274,7 +265,7 @@ def _quantized(
 
 
 def _converted_as_trained(model: keras.Model, quantize: str, sample: Any) -> LiteRTFile:
-    """The file of a model that trained with rounding, from a SavedModel with its rounded weights and its ranges."""
+    """The file of a model with its rounded weights and ranges."""
     rounded = rebuild(model, to_float32, policy="float32", sample=sample, carry_compile=False).model
     try:
         settle(rounded)
@@ -292,7 +283,7 @@ def _converted_as_trained(model: keras.Model, quantize: str, sample: Any) -> Lit
 
 
 def _scores(run: Any, signature: Signature, model: keras.Model, x: Any, y: Any) -> list[dict[str, float]]:
-    """The loss and the metrics of a model as it is, and those of its file."""
+    """The loss and metrics of a model, and of its file."""
     feed = signature.feed(x, "evaluate")
     records = range(0, len(next(iter(feed.values()))), int8.BATCH)
     batches = [run({name: array[start : start + int8.BATCH] for name, array in feed.items()}) for start in records]

@@ -198,7 +198,7 @@ class LiteRTFile:
 
 
 def _in_floats(interpreter: Any) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
-    """The signature of a file as a function of floats, whatever the types of its inputs and outputs are."""
+    """The signature of a file as a function of floats."""
     run = interpreter.get_signature_runner("serving_default")
     takes, gives = run.get_input_details(), run.get_output_details()
 

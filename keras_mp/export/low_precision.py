@@ -36,7 +36,10 @@ def low_precision(path: str | os.PathLike[str]) -> list[LowPrecision]:
     """
     import tensorflow as tf
 
-    low = {dtype.as_datatype_enum for dtype in _low_precision_dtypes(tf)}
+    # Float dtypes of 16 bits and fewer, whatever this version of TensorFlow calls them.
+    dtypes = [value for space in (tf.dtypes, tf.dtypes.experimental) for value in vars(space).values()]
+    dtypes = [value for value in dtypes if isinstance(value, tf.DType) and value.is_floating and value.size <= 2]
+    low = {dtype.as_datatype_enum for dtype in dtypes}
     low |= {dtype + 100 for dtype in low}  # reference types: tensorflow/core/framework/types.proto
     places = [place for graph in _graphs(path) for place in _places(graph, low, tf)]
     variables = Path(path) / "variables" / "variables"
@@ -60,12 +63,6 @@ def _graphs(path: str | os.PathLike[str]) -> Any:
     from tensorflow.core.protobuf import saved_model_pb2
 
     return saved_model_pb2.SavedModel.FromString((Path(path) / "saved_model.pb").read_bytes()).meta_graphs
-
-
-def _low_precision_dtypes(tf: Any) -> list[Any]:
-    """TensorFlow's float dtypes of 16 bits and fewer, whatever this version calls them."""
-    values = [value for space in (tf.dtypes, tf.dtypes.experimental) for value in vars(space).values()]
-    return [value for value in values if isinstance(value, tf.DType) and value.is_floating and value.size <= 2]
 
 
 def _places(graph: Any, low: set[int], tf: Any) -> Iterator[LowPrecision]:

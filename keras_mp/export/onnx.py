@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +119,17 @@ def _converted(folder: Path, signature: Signature, model: keras.Model) -> Any:
 
     # What is captured and no variable, such as the mean of a Normalization, tf2onnx makes inputs of.
     captures = {inner.name: outer for outer, inner in serve.get_concrete_function(*specs).graph.captures}
+    logger = logging.getLogger("tf2onnx")
+    level = logger.level
     try:
-        with _quiet("tf2onnx"):
-            proto, _ = tf2onnx.convert.from_function(
-                serve, specs, opset=OPSET, custom_op_handlers={"Erfc": (_erfc, [])}
-            )
+        logger.setLevel(logging.CRITICAL + 1)  # what it would say of, is raised
+        proto, _ = tf2onnx.convert.from_function(serve, specs, opset=OPSET, custom_op_handlers={"Erfc": (_erfc, [])})
     except Exception as error:  # whatever a handler of its hundreds runs into
         raise ExportError(
             f"model {model.name!r} was not exported: tf2onnx failed with {type(error).__name__}: {error}"
         ) from error
+    finally:
+        logger.setLevel(level)
     unknown = _unknown(proto)
     if unknown:
         raise ExportError(
@@ -147,7 +148,7 @@ def _converted(folder: Path, signature: Signature, model: keras.Model) -> Any:
 
 
 def _let_functions_be_inlined(folder: Path) -> None:
-    """Takes from a SavedModel what keeps a jitted function, such as this kit's masked scores, a call: ONNX has none."""
+    """Takes from a SavedModel what keeps jitted functions calls."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     file = folder / "saved_model.pb"
@@ -170,7 +171,7 @@ def _erfc(graph: Any, node: Any, *_: Any) -> None:
 
 
 def _nodes(graph: Any) -> Iterator[Any]:
-    """The nodes of a graph, and of the graphs inside its loops and branches."""
+    """The nodes of a graph, its loops and branches."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -179,7 +180,7 @@ def _nodes(graph: Any) -> Iterator[Any]:
 
 
 def _unknown(proto: Any) -> list[str]:
-    """The nodes whose operator ONNX does not have: tf2onnx logs an error and leaves TensorFlow's there."""
+    """The nodes that tf2onnx left with an operator of TensorFlow."""
     import onnx
 
     versions = {opset.domain: opset.version for opset in proto.opset_import}
@@ -197,15 +198,3 @@ def _runner(path: Path, signature: Signature) -> Any:
     options.log_severity_level = 3  # errors
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return lambda feed: session.run(signature.outputs, feed)
-
-
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Keeps a logger silent: what it would say of, is raised."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

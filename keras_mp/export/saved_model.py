@@ -186,10 +186,8 @@ def _replaceable(path: Path, kind: str) -> bool:
 
 @contextlib.contextmanager
 def _beside(path: Path, overwrite: bool) -> Iterator[Path]:
-    """Gives a folder beside `path`, which takes the place of `path` on success and is removed on failure.
-
-    What is at `path` by then goes only where it may be overwritten, and only after the new folder is in its place.
-    """
+    """A folder beside `path`, which takes its place on success."""
+    # What is at `path` by then goes only where it may be overwritten, and only after the new folder is in its place.
     path = Path(os.path.realpath(path))
     unique = uuid.uuid4().hex[:8]
     partial, old = (path.parent / f".{path.name}.{unique}.{kind}" for kind in ("partial", "old"))
@@ -197,22 +195,13 @@ def _beside(path: Path, overwrite: bool) -> Iterator[Path]:
         yield partial
         if path.exists() and overwrite:
             check_path(path, 0, overwrite=True)
-            _exchange(path, partial, old)
-        else:
-            partial.rename(path)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _exchange(path: Path, partial: Path, old: Path) -> None:
-    try:
-        path.rename(old)
+            path.rename(old)
         partial.rename(path)
-    except BaseException:  # Ctrl-C between the two as well
-        if old.exists() and not path.exists():
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        if old.exists() and not path.exists():  # after Ctrl-C between the two as well
             old.rename(path)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write(model: keras.Model, path: Path, signature: list[Any]) -> None:
@@ -223,27 +212,20 @@ def _write(model: keras.Model, path: Path, signature: list[Any]) -> None:
 
     archive = keras.export.ExportArchive()
     archive.track(model)
+    steps = [(path, layer) for path, layer in layers_by_path(model).items() if calls_steps(layer)]
     try:
-        with _corrected_time_distributed(model):
+        with wrapped_methods(steps, ["call"], _over_all_steps):
             archive.add_endpoint("serve", serve, input_signature=signature)
             archive.write_out(str(path), verbose=False)
     except tf.errors.OpError as error:  # how TensorFlow's file system reports a full disk
         raise OSError(f"could not write the SavedModel to {str(path.parent)!r}: {error.message}") from error
 
 
-@contextlib.contextmanager
-def _corrected_time_distributed(model: keras.Model) -> Iterator[None]:
-    """Makes the TimeDistributed layers below a model go over all steps where a graph leaves their number open.
-
-    Keras 3.15 takes the size of the batch for the number of steps there (`call` reads the shape before it swaps the
-    two axes). Layers of a class that has a `call` of its own are left alone.
-    """
-    layers = [(path, layer) for path, layer in layers_by_path(model).items() if calls_steps(layer)]
-    with wrapped_methods(layers, ["call"], _over_all_steps):
-        yield
-
-
 def _over_all_steps(path: str, layer: keras.layers.Layer, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call of a TimeDistributed layer, over all steps."""
+    # Keras 3.15 takes the size of the batch for the number of steps where a graph leaves that open: it reads the shape
+    # before it swaps the two axes.
+
     @functools.wraps(call)
     def corrected(inputs: Any, training: Any = None, mask: Any = None) -> Any:
         if inputs.shape[1] is not None:
@@ -257,19 +239,14 @@ def _over_all_steps(path: str, layer: keras.layers.Layer, name: str, call: Calla
             options |= {"mask": step["mask"]} if "mask" in step else {}
             return layer.layer.call(step["inputs"], **options)
 
-        steps = {key: _batch_and_steps_swapped(value) for key, value in steps.items()}
-        return _batch_and_steps_swapped(keras.ops.vectorized_map(one_step, steps))
+        steps = {key: keras.ops.swapaxes(value, 0, 1) for key, value in steps.items()}
+        return keras.ops.swapaxes(keras.ops.vectorized_map(one_step, steps), 0, 1)
 
     return corrected
 
 
-def _batch_and_steps_swapped(x: Any) -> Any:
-    """The tensor with its first two axes, batch and steps, swapped."""
-    return keras.ops.transpose(x, [1, 0, *range(2, len(x.shape))])
-
-
 def _input_signature(model: keras.Model, sample: Any) -> list[Any]:
-    """Tensor specs with unknown batch size and the names of the model's inputs."""
+    """Tensor specs of the model's inputs, of unknown batch size."""
     import tensorflow as tf
 
     def spec(tensor: Any, name: str | None) -> Any:
@@ -290,7 +267,7 @@ def _input_signature(model: keras.Model, sample: Any) -> list[Any]:
 
 
 def _recorded_inputs(model: keras.Model) -> Any:
-    """Zeros in the shapes that a subclassed model was built with."""
+    """Zeros in the shapes of a subclassed model's build."""
     shape = (model.get_build_config() or {}).get("input_shape")
     if not isinstance(shape, (list, tuple)) or not all(isinstance(size, int) or size is None for size in shape):
         raise ExportError(
@@ -336,7 +313,7 @@ def _as_signature(batch: Any, signature: Any) -> Any:
 def _compared(
     report: ExportReport, served: Any, model: keras.Model, float32: keras.Model, batch: Any, tolerance: float
 ) -> ExportReport:
-    """The report with the differences between what was served and the outputs of the model in float32 and as it was."""
+    """The report with the differences from the model."""
     hint = (
         ". Possible causes: a layer that is random at inference, a call() that depends on more than its inputs, and "
         "untrained weights, which amplify rounding"
@@ -349,7 +326,7 @@ def _compared(
 def _export_in_tensorflow_process(
     model: keras.Model, path: Path, verify: Any, tolerance: float, overwrite: bool
 ) -> ExportReport:
-    """Saves the model, exports the file on TensorFlow, and compares with this backend's own float32 outputs."""
+    """Exports on TensorFlow, compares with this backend's outputs."""
     things = custom_objects_of(model).values()
     modules = {thing.__module__ for thing in things}
     if "__main__" in modules:
@@ -385,11 +362,7 @@ def _export_in_tensorflow_process(
 
 
 def _answered(folder: Path) -> dict[str, Any]:
-    """Runs `keras_mp.export.worker` on a folder, and returns the report that it wrote.
-
-    Raises:
-        ExportError, OSError, RebuildError: as the worker did; ExportError too where it ended without an answer.
-    """
+    """The report that `keras_mp.export.worker` writes of a folder."""
     environment = os.environ | {
         "KERAS_BACKEND": "tensorflow",
         "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path),

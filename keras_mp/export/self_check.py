@@ -29,14 +29,9 @@ DETERMINISTIC = 1e-3
 
 
 class _Domain(NamedTuple):
-    """Which values a model has a place for.
+    """Whole numbers and texts that a model has a place for."""
 
-    Attributes:
-        below: whole numbers from 0 to this, exclusive.
-        words: texts that the model's lookups know.
-    """
-
-    below: int
+    below: int  # exclusive
     words: tuple[str, ...]
 
 
@@ -68,7 +63,7 @@ def self_check(serve: Callable[[Any], Any], model: keras.Model, signature: Any, 
 def _tried(
     serve: Callable[[Any], Any], model: keras.Model, signature: Any, batch: int, place: int, tolerance: float
 ) -> str | None:
-    """Compares on the first inputs that the model takes; returns what is to be said."""
+    """Compares on the first inputs that the model takes."""
     failed: tuple[Any, str] | None = None
     for inputs in _candidates(model, signature, batch, place):
         try:
@@ -129,7 +124,7 @@ def _shapes(inputs: Any) -> str:
 
 
 def _candidates(model: keras.Model, signature: Any, batch: int, place: int) -> Iterator[Any]:
-    """Inputs of so many records, the likeliest to suit the model first."""
+    """Inputs of so many records, the likeliest first."""
     import tensorflow as tf
 
     specs = keras.tree.flatten(signature)

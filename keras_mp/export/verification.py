@@ -37,9 +37,8 @@ def check_batch(batch: Any, structure: Any = None, argument: str = "verify") -> 
     """
     arrays = [np.asarray(x) for x in keras.tree.flatten(batch)]
     names = [f"array {index}" for index in range(len(arrays))]
-    own_sizes: dict[
-        str, int
-    ] = {}  # of a batch that the model gives an input, such as 1 for what is added to each record
+    # Of a batch that the model gives an input, such as 1 for what is added to each record.
+    own_sizes: dict[str, int] = {}
     if structure is not None:
         try:
             keras.tree.assert_same_structure(structure, batch)
@@ -63,16 +62,15 @@ def check_batch(batch: Any, structure: Any = None, argument: str = "verify") -> 
 
 
 def _described(structure: Any) -> str:
-    """A structure with the shapes of its leaves in their place, where arrays would fill pages."""
-    shapes = [tuple(x.shape) if hasattr(x, "shape") else np.asarray(x).shape for x in keras.tree.flatten(structure)]
-    return str(keras.tree.pack_sequence_as(structure, [_Shape(shape) for shape in shapes]))
+    """A structure with the shapes of its leaves for arrays."""
+    return str(keras.tree.map_structure(_Shape, structure))
 
 
 class _Shape:
-    """A shape that keras.tree takes for a leaf."""
+    """The shape of an array, a leaf for keras.tree."""
 
-    def __init__(self, shape: tuple[int | None, ...]) -> None:
-        self.shape = shape
+    def __init__(self, array: Any) -> None:
+        self.shape = tuple(array.shape) if hasattr(array, "shape") else np.asarray(array).shape
 
     def __repr__(self) -> str:
         return f"array of shape {self.shape}"

@@ -25,8 +25,7 @@ def observed_step(
         model: a built Keras model; no variable of it changes.
         forward: `forward(tap, batch) -> (loss, kept)`. `tap(tensor, watch)` returns the tensor to go on with, or
             None where the tensor belongs to the body of a loop or a branch and cannot be seen; with watch=False it only
-            tells that. `kept` are tensors of the forward
-            pass to look at.
+            tells that. `kept` are tensors of the forward pass to look at.
         finish: `finish(loss, kept, gradients, tapped) -> structure of tensors`: the gradients of the trainable
             variables, and of what was tapped, in order; None where the loss does not depend on it.
 
@@ -69,12 +68,12 @@ def observed_step(
 
 
 def _state_of(model: keras.Model) -> list[Any]:
-    """The variables that a step reads: those that are trained first."""
+    """The variables that a step reads, the trained ones first."""
     return [*model.trainable_variables, *_others(model)]
 
 
 def _traced_here() -> Callable[[], bool]:
-    """Returns a function that tells whether it is called in the trace of now, and not in the body of a loop."""
+    """Returns a function that tells whether the trace is still this."""
     # Here, because importing Keras does not import it.
     try:
         from jax.extend.core import get_opaque_trace_state
@@ -166,7 +165,7 @@ def _ids(variables: Sequence[Any]) -> list[int]:
 
 
 def _tapped(jaxpr: Any) -> dict[int, int]:
-    """For each variable that a tap puts out, what was tapped."""
+    """What was tapped, by the output of the tap."""
     same: dict[int, int] = {}
     for equation in filter(_is_tap, jaxpr.eqns):
         (given,), (output,) = equation.invars, equation.outvars
@@ -175,10 +174,8 @@ def _tapped(jaxpr: Any) -> dict[int, int]:
 
 
 def _look(closed: Any) -> Callable[..., Any]:
-    """A function that runs a jaxpr, and looks at each output of each equation but the taps.
-
-    It returns two rows of booleans: whether the output is not finite, and whether the equation itself makes it so.
-    """
+    """Runs a jaxpr and looks at each equation's outputs."""
+    # Two rows of booleans: whether an output is not finite, and whether the equation itself makes it so.
 
     def run(*values: Any) -> Any:
         known = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))

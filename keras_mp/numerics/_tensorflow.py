@@ -21,20 +21,7 @@ from keras_mp.numerics.nonfinite_origin import Edge, Frame, Tap, Values, makes_n
 def observed_step(
     model: keras.Model, forward: Callable[[Tap, Any], tuple[Any, list[Any]]], finish: Callable[..., Any]
 ) -> Callable[[Any], Any]:
-    """Compiles a step that computes a loss, its gradients, and those of every tensor on the way that was tapped.
-
-    Args:
-        model: a built Keras model; no variable of it changes.
-        forward: `forward(tap, batch) -> (loss, kept)`. `tap(tensor, watch)` returns the tensor to go on with, or
-            None where the tensor belongs to the body of a loop or a branch and cannot be seen; with watch=False it only
-            tells that. `kept` are tensors of the forward
-            pass to look at.
-        finish: `finish(loss, kept, gradients, tapped) -> structure of tensors`: the gradients of the trainable
-            variables, and of what was tapped, in order; None where the loss does not depend on it.
-
-    Returns:
-        `step(batch)`, whose batch is a structure of arrays, and which returns what finish returned.
-    """
+    """Compiles an observed step, as `keras_mp.numerics._jax` describes it."""
 
     def step(structure: Any, shapes: Sequence[tuple], open_shapes: list[int], behind: bool, *flat: Any) -> Any:
         batch = tf.nest.pack_sequence_as(structure, flat)
@@ -98,7 +85,7 @@ def _compiled(function: Callable[..., Any], specs: tuple) -> Any:
 
 
 def _behind(weights: list[tf.Variable]) -> Callable[[tf.Operation], bool]:
-    """Tells of an operation of the graph that is being traced whether one of some weights comes before it."""
+    """Tells of an operation whether a weight comes before it."""
     graph = tf.compat.v1.get_default_graph()
     handles = {id(graph.capture(weight.handle)) for weight in weights}
     known: dict[tf.Operation, bool] = {}
@@ -124,16 +111,11 @@ def _tap(
     open_shapes: list[int],
     weights: list[tf.Variable] | None,
 ) -> Tap:
-    """A tap that watches; it gives tensors their shapes, or notes which it has none for.
+    """A tap that notes in `taps` what is watched.
 
-    A tensor's shape is open in the graph where an operation makes it from values: TextVectorization does of any batch.
-
-    Args:
-        taps: a list that gets the tensors that are watched.
-        tape: the tape that watches them.
-        shapes: the shape of every tensor that is tapped, in order; empty where they are not known.
-        open_shapes: a list that gets the places of the tensors whose shapes are open.
-        weights: weights of which only what one of them comes before is watched; None for all.
+    It gives tensors their `shapes`, where they are known, and notes in `open_shapes` the places of those that are open:
+    an operation makes them from values, as TextVectorization does of any batch. Of `weights`, where they are given,
+    only what one of them comes before is watched.
     """
     graph = tf.compat.v1.get_default_graph()
     places = itertools.count()
@@ -198,20 +180,7 @@ _MOVES = {
 def nonfinite_operation(
     model: keras.Model, forward: Callable[[Tap, Any], tuple[Any, list[Any]]], batch: Any, place: int
 ) -> tuple[str, list[Frame]] | None:
-    """Follows a tensor of the forward pass that is not finite back to the operation that first made it so.
-
-    Constant infinities are followed where nothing else is to blame: see `keras_mp.numerics.nonfinite_origin`.
-
-    Args:
-        model: a built Keras model; no variable of it changes.
-        forward: `forward(tap, batch) -> (loss, kept)`, as for `observed_step`.
-        batch: a structure of arrays.
-        place: the place of the tensor in `kept`.
-
-    Returns:
-        TensorFlow's name of the operation, and the lines of Python that led to it, as (file, line number), the
-        innermost first; None where the tensor is finite, or no operation puts it out.
-    """
+    """Finds the operation of a value that is not finite, as `keras_mp.numerics._jax` describes it."""
     flat = [
         tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
         for leaf in tf.nest.flatten(batch)
@@ -237,13 +206,7 @@ def nonfinite_operation(
 
 
 class _Program:
-    """The operations of a graph that lead to a tensor.
-
-    Args:
-        graph: the graph of a function.
-        last: the tensor.
-        leaves: the function's arguments.
-    """
+    """The operations that lead to the tensor `last` from a function's arguments."""
 
     def __init__(self, graph: Any, last: tf.Tensor, leaves: Sequence[tf.Tensor]) -> None:
         self._last = last.name

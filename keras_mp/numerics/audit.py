@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -94,7 +92,6 @@ class _Run:
         self.scale = math.inf
         self.largest_gradient = 0.0
         self.losses: list[float] = []
-        self.seconds: list[float] = []
         self.ranges: dict[tuple[str, int], Range] = {}
         # By tensor and format: sum over the steps of (gradient . rounding error)^2.
         self.squares: dict[tuple[str, int], dict[str, float]] = {}
@@ -102,7 +99,6 @@ class _Run:
         self.weights = {id(v): place for place, v in enumerate(model.trainable_variables)}
 
     def take(self, batch: tuple) -> None:
-        start = time.perf_counter()
         result = self.step(batch)
         self.losses.append(float(result["loss"]))
         layout = self.step.record.layout
@@ -130,10 +126,9 @@ class _Run:
                     change = gradient[0] * e
                 total = float(np.einsum("i,i->", change, change, dtype="float64")) * gradient[1] / max(1, e.size)
                 sums[name] += total if math.isfinite(total) else math.inf
-        self.seconds.append(time.perf_counter() - start)
 
     def _lower_scale(self, scale: float) -> None:
-        """Goes on with a smaller scale where a batch has larger gradients, as a dynamic loss scale does."""
+        """Lowers the scale for larger gradients, as a dynamic loss scale."""
         if scale < self.scale:
             self.scale = scale
             for (kind, _), measured in self.ranges.items():
@@ -175,7 +170,7 @@ class _Run:
         loss = float(np.mean(self.losses))
         steps = len(self.losses)
         quantized, rows = _quantized(self.model), list(layers.values())
-        return AuditReport(self.model.name, steps, loss, self.scale, rows, self.seconds, notes, quantized)
+        return AuditReport(self.model.name, steps, loss, self.scale, rows, notes, quantized)
 
     def _layer(self, path: str, calls: list[Call], response: dict[str, float | str]) -> LayerAudit:
         layer = calls[0].layer
@@ -183,8 +178,10 @@ class _Run:
         tensors = {
             "input": [place for call in calls for place in call.inputs],
             "output": [place for call in calls for place in call.outputs],
-            **{name: [call.inner[name] for call in calls if name in call.inner] for name in _inner_names(calls)},
         }
+        for call in calls:
+            for name, place in call.inner.items():
+                tensors.setdefault(name, []).append(place)
         own = own_variables(layer) if isinstance(layer, keras.layers.Layer) else []
         kernels = [self.weights[id(v)] for v in own if id(v) in self.weights]
         keys = {role: [("output", place) for place in dict.fromkeys(places)] for role, places in tensors.items()}
@@ -212,21 +209,16 @@ class _Run:
         judged = audited.verdicts["mixed_float16"]
         if not judged.ok and "gradient" not in judged.tensor and "past float16" in judged.reason:
             audited.damage["float16"] = math.inf
-        audited.scales = _scales([audited.ranges[role] for role in _GRADIENTS if role in audited.ranges])
         return audited
 
     def _damage(self, keys: list[tuple[str, int]], name: str) -> float:
         return math.sqrt(sum(self.squares.get(key, {}).get(name, 0.0) for key in keys) / max(1, len(self.losses)))
 
 
-def _inner_names(calls: list[Call]) -> Iterator[str]:
-    return iter(dict.fromkeys(name for call in calls for name in call.inner))
-
-
 def _finish(
     sample: int | None, record: Record, loss: Any, tensors: list[Any], tapped: list[Any], gradients: list[Any]
 ) -> dict[str, Any]:
-    """Returns from the compiled step the extremes of every tensor, and a sample of its values."""
+    """The extremes of every tensor of a step, and its sample."""
     wanted = sorted({place for call in record.calls for place in (*call.inputs, *call.outputs, *call.inner.values())})
     views = [("output", place, tensors[place]) for place in wanted]
     views += [("output gradient", place, tapped[place]) for place in wanted if tapped[place] is not None]
@@ -244,26 +236,13 @@ def _finish(
 
 
 def _recommended(largest: float) -> float:
-    """The largest power of two that leaves gradients of that size `HEADROOM` below float16's largest number."""
+    """The largest power of two that leaves such gradients `HEADROOM`."""
     default = LossScale()
     if not largest:
         return default.initial_scale
-    scale = _power_below(FLOAT16.max / (largest * HEADROOM))
+    room = FLOAT16.max / (largest * HEADROOM)
+    scale = math.ldexp(0.5, math.frexp(room)[1]) if math.isfinite(room) else math.inf
     return min(max(scale, default.min_scale), default.max_scale)
-
-
-def _power_below(x: float) -> float:
-    return math.ldexp(0.5, math.frexp(x)[1]) if math.isfinite(x) else math.inf
-
-
-def _scales(gradients: list[Range]) -> tuple[float, float] | None:
-    gradients = [gradient for gradient in gradients if gradient.largest]
-    if not gradients:
-        return None
-    lowest = -126
-    while lowest < 127 and max(gradient.share_below(-25 - lowest) for gradient in gradients) > 0.01:
-        lowest += 1
-    return 2.0**lowest, _power_below(FLOAT16.max / max(gradient.largest for gradient in gradients))
 
 
 def _error(sqnr: float) -> float:
@@ -272,7 +251,7 @@ def _error(sqnr: float) -> float:
 
 
 def _quantized(model: keras.Model) -> dict[str, str]:
-    """Of each of Keras's quantizations that costs some layers much, the sentence about it."""
+    """A sentence about each of Keras's quantizations that costs much."""
     said = {}
     for scaling, made in CONFIGS.items():
         rows = decisions(model, scaling)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any, NamedTuple
@@ -47,8 +48,6 @@ class LayerAudit:
             where the code fails; nothing for a layer that hands values on, or is in float32 among others in 16 bits.
         gradient_error: the size of the error of the layer's gradients, for each format, as a share of the size of the
             gradients: float16 at the recommended loss scale, the 8-bit formats at max / amax.
-        scales: the lowest and the highest loss scale, powers of two, at which at most 1% of its gradients become zero
-            in float16 and none overflows; None where it has no gradient.
         verdicts: the verdict for each precision: "mixed_float16", "mixed_bfloat16", "fp8".
         layer: the live layer, of the float32 model.
     """
@@ -61,7 +60,6 @@ class LayerAudit:
     input_damage: dict[str, float] = field(default_factory=dict)
     response: dict[str, float | str] = field(default_factory=dict)
     gradient_error: dict[str, float] = field(default_factory=dict)
-    scales: tuple[float, float] | None = None
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     layer: keras.Operation | None = field(default=None, repr=False)
 
@@ -96,7 +94,6 @@ class AuditReport(Report):
         loss_scale: the recommended initial loss scale for float16: the largest power of two that leaves every gradient
             a factor of 16 below float16's largest number, within `LossScale`'s floor and ceiling.
         layers: the audit of each layer, in the order of their first call.
-        seconds: the seconds of each step, the first with its compilation.
         notes: sentences on what else to know.
         quantized: a sentence on "int8" and "int4", Keras's quantizations, where one loses much of some layers' weights.
     """
@@ -108,7 +105,6 @@ class AuditReport(Report):
     loss: float
     loss_scale: float
     layers: list[LayerAudit]
-    seconds: list[float]
     notes: list[str]
     quantized: dict[str, str] = field(default_factory=dict)
 
@@ -138,73 +134,53 @@ class AuditReport(Report):
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values; infinities and NaN as strings."""
-        names = ("model", "steps", "loss", "loss_scale", "seconds", "notes", "quantized")
-        layers = [_layer_dict(audited) for audited in self.layers]
+        names = ("model", "steps", "loss", "loss_scale", "notes", "quantized")
+        of_layer = ("path", "kind", "calls", "damage", "input_damage", "response", "gradient_error", "verdicts")
+        of_tensor = ("values", "zeros", "nan", "inf", "lowest", "highest", "smallest")
+        layers = []
+        for audited in self.layers:
+            tensors = {}
+            for role, values in audited.ranges.items():
+                formats = {name: vars(values.loss(name)) for name in FORMATS}
+                tensors[role] = {name: getattr(values, name) for name in of_tensor} | {"formats": formats}
+            layers.append({name: getattr(audited, name) for name in of_layer} | {"tensors": tensors})
         return plain_values({name: getattr(self, name) for name in names} | {"layers": layers})
 
     def _html(self) -> str:
         return _page(self)
 
     def _answer(self) -> list[Sentence]:
-        return _answered(self)
+        said = [Sentence("", _headline(self))]
+        said += [Sentence(name, f"{verdict}.") for name, verdict in _verdicts(self).items()]
+        said += [Sentence("Note", note, rank=2 * _MOST_SUSPECTS) for note in self.notes]
+        suspects = self.suspects()
+        unsafe, saved = ([s for s in suspects if s.safe == safe] for safe in (False, True))
+        for place, suspect in enumerate(unsafe[:_MOST_SUSPECTS]):
+            text = f"{shorten_middle(suspect.path, _NAMED)}: {suspect.reason}; {suspect.remedy}."
+            said.append(Sentence("unsafe in float16", text, rank=1 + place))
+        if len(unsafe) > _MOST_SUSPECTS:
+            said.append(Sentence("", f"and {len(unsafe) - _MOST_SUSPECTS} more"))
+        if saved:
+            worst = saved[0]
+            layer = shorten_middle(worst.path, _NAMED)
+            needs = f"{layer} needs one" if len(saved) == 1 else f"{len(saved)} layers need one, {layer} the most"
+            text = f"{needs}: {worst.reason}; {worst.remedy}."
+            said.append(Sentence("loss scale", text, rank=1 + _MOST_SUSPECTS))
+        return said
 
     def _tables(self) -> dict[str, list[RenderableType]]:
-        return _tabled(self)
-
-
-def _layer_dict(audited: LayerAudit) -> dict[str, Any]:
-    names = ["path", "kind", "calls", "damage", "input_damage", "response", "gradient_error"]
-    tensors = {role: _range_dict(values) for role, values in audited.ranges.items()}
-    return {name: getattr(audited, name) for name in [*names, "scales", "verdicts"]} | {"tensors": tensors}
-
-
-def _range_dict(values: Range) -> dict[str, Any]:
-    names = ("values", "zeros", "nan", "inf", "lowest", "highest", "smallest")
-    formats = {name: vars(values.loss(name)) for name in FORMATS}
-    return {name: getattr(values, name) for name in names} | {"formats": formats}
-
-
-def _answered(report: AuditReport) -> list[Sentence]:
-    """The verdicts, then what does not fit float16 as it is, the worst first."""
-    said = [Sentence("", _headline(report))]
-    said += [
-        Sentence(name, f"{verdict}.") for name, verdict in (line.split(": ", 1) for line in _verdict_lines(report))
-    ]
-    said += [Sentence("Note", note, rank=2 * _MOST_SUSPECTS) for note in report.notes]
-    suspects = report.suspects()
-    unsafe, saved = ([s for s in suspects if s.safe == safe] for safe in (False, True))
-    for place, suspect in enumerate(unsafe[:_MOST_SUSPECTS]):
-        text = f"{shorten_middle(suspect.path, _NAMED)}: {suspect.reason}; {suspect.remedy}."
-        said.append(Sentence("unsafe in float16", text, rank=1 + place))
-    if len(unsafe) > _MOST_SUSPECTS:
-        said.append(Sentence("", f"and {len(unsafe) - _MOST_SUSPECTS} more"))
-    if saved:
-        worst = saved[0]
-        layer = shorten_middle(worst.path, _NAMED)
-        needs = f"{layer} needs one" if len(saved) == 1 else f"{len(saved)} layers need one, {layer} the most"
-        text = f"{needs}: {worst.reason}; {worst.remedy}."
-        said.append(Sentence("loss scale", text, rank=1 + _MOST_SUSPECTS))
-    return said
-
-
-def _tabled(report: AuditReport) -> dict[str, list[RenderableType]]:
-    """The layers, worst first, and what is not fit, for each precision."""
-    left = ("layer", "float16")
-    ordered = sorted(report.layers, key=lambda layer: -layer.damage["float16"])
-    layers = ColumnTable(
-        "Layers, worst first: ranges, and damage to the loss as a share of it",
-        _TABLE,
-        narrow=(*left, "damage float16", "bfloat16", "E4M3"),
-        right=[name for name in _TABLE if name not in left],
-        rows=map(_cells, ordered),
-    )
-    tables: dict[str, list[RenderableType]] = {"layers": [layers]}
-    for column in _PRECISIONS:
-        if rows := _suspect_rows(report, column):
-            names = ("layer", *_SUSPECT[1:])
-            title = f"Layers to watch in {column.name}, the worst at the top"
-            tables[column.name] = [ColumnTable(title, names, (names[0], *names[3:]), rows=rows)]
-    return tables
+        left = ("layer", "float16")
+        layers = ColumnTable(
+            "Layers, worst first: ranges, and damage to the loss as a share of it",
+            _TABLE,
+            narrow=(*left, "damage float16", "bfloat16", "E4M3"),
+            right=[name for name in _TABLE if name not in left],
+            rows=map(_cells, sorted(self.layers, key=lambda layer: -layer.damage["float16"])),
+        )
+        tables: dict[str, list[RenderableType]] = {"layers": [layers]}
+        for name, title, rows in _suspects(self):
+            tables[name] = [ColumnTable(title, _SUSPECT, (_SUSPECT[0], *_SUSPECT[3:]), rows=rows)]
+        return tables
 
 
 def _headline(report: AuditReport) -> str:
@@ -213,14 +189,14 @@ def _headline(report: AuditReport) -> str:
     return f"{report.model} ran {steps} in float32; the mean loss is {report.loss:.4g}."
 
 
-def _verdict_lines(report: AuditReport) -> list[str]:
-    """The verdict on each format, a line: "float16: all 7 layers fit, at an initial loss scale of 16384"."""
-    return [
-        f"float16: {_fitting(report, 'mixed_float16')}, at an initial loss scale of {report.loss_scale:g}",
-        f"bfloat16: {_fitting(report, 'mixed_bfloat16')}",
-        f"FP8: {_fitting_fp8(report)}",
-        *(f"{mode}: {said}" for mode, said in report.quantized.items()),
-    ]
+def _verdicts(report: AuditReport) -> dict[str, str]:
+    """The verdict on each format in words, by its name."""
+    return {
+        "float16": f"{_fitting(report, 'mixed_float16')}, at an initial loss scale of {report.loss_scale:g}",
+        "bfloat16": _fitting(report, "mixed_bfloat16"),
+        "FP8": _fitting_fp8(report),
+        **report.quantized,
+    }
 
 
 def _fitting(report: AuditReport, precision: str) -> str:
@@ -256,7 +232,8 @@ def _cells(layer: LayerAudit) -> list[str]:
     judged = layer.verdicts["mixed_float16"]
     word = "yes" if judged.ok else f"no: {judged.tensor}"
     ranges = [_span(layer.ranges.get(role)) for role in ("output", "kernel", "output gradient")]
-    return [name, *ranges, word, *(_share(layer.damage[name]) for name in ("float16", "bfloat16", "E4M3"))]
+    damages = (layer.damage[name] for name in ("float16", "bfloat16", "E4M3"))
+    return [name, *ranges, word, *("overflow" if math.isinf(damage) else f"{damage:.1e}" for damage in damages)]
 
 
 def _span(values: Range | None) -> str:
@@ -266,13 +243,8 @@ def _span(values: Range | None) -> str:
     return f"{values.lowest:.3g} to {values.highest:.3g}"
 
 
-def _share(damage: float) -> str:
-    """A damage: `overflow` where it is infinite."""
-    return "overflow" if math.isinf(damage) else f"{damage:.1e}"
-
-
 class _Precision(NamedTuple):
-    """A precision, and the formats that it rounds to, forward and backward."""
+    """A precision, and its formats forward and backward."""
 
     precision: str
     name: str
@@ -326,9 +298,9 @@ def _page(report: AuditReport) -> str:
         f"<h1>Audit of {escape(report.model)}</h1>",
         f"<p>{escape(_headline(report))}</p>",
         "<h2>Verdicts</h2>",
-        table(("format", "verdict"), [line.split(": ", 1) for line in _verdict_lines(report)]),
+        table(("format", "verdict"), list(_verdicts(report).items())),
         f"<p>{escape(_RULE)}</p>",
-        *(part for column in _PRECISIONS for part in _suspects(report, column)),
+        *(folded(title, table(_SUSPECT, rows)) for _, title, rows in _suspects(report)),
         "<h2>Layer by layer</h2>",
         f"<p>{escape(_CELLS)}</p>",
         "" if all(map(_judged_in_fp8, report.layers)) else f"<p>{_EMPTY}</p>",
@@ -343,18 +315,17 @@ def _page(report: AuditReport) -> str:
 _SUSPECT = ("layer", "fits with the loss scale", "tensor", "why", "remedy")
 
 
-def _suspect_rows(report: AuditReport, column: _Precision) -> list[tuple[str, ...]]:
-    suspects = report.suspects(column.precision)
-    return [(s.path, "yes" if s.safe else "no", s.tensor, s.reason, s.remedy) for s in suspects]
-
-
-def _suspects(report: AuditReport, column: _Precision) -> list[str]:
-    rows = _suspect_rows(report, column)
-    return [folded(f"Layers to watch in {column.name}, the worst at the top", table(_SUSPECT, rows))] if rows else []
+def _suspects(report: AuditReport) -> Iterator[tuple[str, str, list[tuple[str, ...]]]]:
+    """For each precision with any: its name, a title, rows."""
+    for column in _PRECISIONS:
+        suspects = report.suspects(column.precision)
+        rows = [(s.path, "yes" if s.safe else "no", s.tensor, s.reason, s.remedy) for s in suspects]
+        if rows:
+            yield column.name, f"Layers to watch in {column.name}, the worst at the top", rows
 
 
 def _layer_table(report: AuditReport) -> str:
-    """A row a layer, a verdict and two figures a precision; on a phone the name of the layer is above its row."""
+    """A row a layer; on a phone its name is above it."""
     names = "".join(f"<th>{column.name}</th>" for column in _PRECISIONS)
     rows = [f"<tr><th>layer</th>{names}</tr>"]
     for audited in report.layers:
@@ -364,7 +335,7 @@ def _layer_table(report: AuditReport) -> str:
 
 
 def _judged_in_fp8(audited: LayerAudit) -> bool:
-    """Whether a layer computes in FP8, and so has a verdict on it."""
+    """Whether a layer computes in FP8."""
     verdict = audited.verdicts["fp8"]
     return verdict.ok or bool(verdict.tensor)
 
@@ -385,12 +356,9 @@ def _verdict_cell(audited: LayerAudit, column: _Precision) -> str:
         deciding = figures.get("gradients", loss) if "gradient" in judged.tensor else loss
         state = _OVERFLOW if math.isinf(deciding) else _UNFIT
     tensor = "" if state == _FITS else f": {judged.tensor}"
-    told = (f"<br>{name} {_percent(share)}" for name, share in figures.items())
-    return f'<td style="{_STYLES[state]}"><strong>{state}</strong>{tensor}{"".join(told)}</td>'
-
-
-def _percent(share: float) -> str:
-    return "overflow" if math.isinf(share) else f"{100 * share:.2g}%"
+    shares = {name: "overflow" if math.isinf(share) else f"{100 * share:.2g}%" for name, share in figures.items()}
+    told = "".join(f"<br>{name} {share}" for name, share in shares.items())
+    return f'<td style="{_STYLES[state]}"><strong>{state}</strong>{tensor}{told}</td>'
 
 
 def _tensors(report: AuditReport) -> str:

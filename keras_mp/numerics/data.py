@@ -48,15 +48,13 @@ def batches_of(data: Any, steps: int, name: str = "data") -> list[tuple]:
 def _taken(data: Any, steps: int, name: str) -> Iterator[Any]:
     if isinstance(data, keras.utils.PyDataset):
         return (data[index] for index in range(min(steps, data.num_batches or steps)))
-    if isinstance(data, tuple) and len(data) in (1, 2, 3) and not _is_batch(data[0]):
-        return iter([data])
+    if isinstance(data, tuple) and len(data) in (1, 2, 3):
+        first = data[0]
+        if not isinstance(first, tuple) or len(first) not in (2, 3):  # no tuple of batches
+            return iter([data])
     if isinstance(data, (str, bytes, dict, np.ndarray)) or not isinstance(data, Iterable):
         raise TypeError(f"{name} is a {type(data).__name__}: pass batches (x, y), or one tuple (x, y) of arrays")
     return itertools.islice(iter(data), steps)
-
-
-def _is_batch(thing: Any) -> bool:
-    return isinstance(thing, tuple) and len(thing) in (2, 3)
 
 
 def _batch(batch: Any, name: str) -> tuple:
@@ -78,7 +76,7 @@ def _batch(batch: Any, name: str) -> tuple:
 
 
 def _strings_as_array(part: Any) -> Any:
-    """A list of strings is one array of them, not a structure of many."""
+    """A list of strings as one array of them."""
     whole = isinstance(part, (list, tuple)) and part and all(isinstance(leaf, (str, bytes)) for leaf in part)
     return np.asarray(part) if whole else part
 
@@ -97,7 +95,7 @@ def _array(leaf: Any) -> Any:
 
 
 def _sparse_or_ragged(leaf: Any) -> Any:
-    """A tensor of the backend for what `fit` takes as one; None for anything else."""
+    """A tensor for what `fit` takes as sparse or ragged."""
     on_jax = keras.backend.backend() == "jax"
     if data_adapter_utils.is_scipy_sparse(leaf):
         convert = (
@@ -149,11 +147,10 @@ def batches_of_file(path: str | os.PathLike[str], model: keras.Model, batch_size
     if len(lengths) != 1 or not lengths - {0, None}:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
         raise ValueError(f"the arrays of {str(path)!r} must have as many records each, 1 or more: {shapes}")
-    return [_records(whole, slice(start, start + batch_size)) for start in range(0, len(used[0]), batch_size)]
-
-
-def _records(whole: tuple, wanted: slice) -> tuple:
-    return keras.tree.map_structure(lambda array: None if array is None else array[wanted], whole)
+    return [
+        keras.tree.map_structure(lambda x, start=start: None if x is None else x[start : start + batch_size], whole)
+        for start in range(0, len(used[0]), batch_size)
+    ]
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -197,7 +194,7 @@ def _is_taken(name: str) -> bool:
 
 
 def _array_name(input_name: str) -> str:
-    """The name of an input's array: its own, unless that means labels or weights."""
+    """The name of an input's array."""
     return f"x:{input_name}" if _is_taken(input_name) else input_name
 
 
@@ -257,7 +254,7 @@ def _weights(arrays: dict[str, np.ndarray], model: keras.Model) -> Any:
 
 
 def _output_names(model: keras.Model) -> list[str]:
-    """The names of a model's outputs, in the order in which they are flattened."""
+    """The names of a model's outputs, in flattened order."""
     if isinstance(model.output, dict) and not isinstance(model.output, OrderedDict):
         return sorted(model.output)
     return list(model.output) if isinstance(model.output, dict) else list(model.output_names)
@@ -286,7 +283,7 @@ def named_arrays(model: keras.Model, batch: tuple) -> dict[str, Any]:
 
 
 def _named(part: Any, name: str, keys: dict[str, str], names: list[str]) -> dict[str, Any]:
-    """Names the arrays of a part: after its keys, or by their order after the model's inputs or outputs."""
+    """The arrays of a part, named by its keys or their order."""
     given: dict[str, Any]
     if isinstance(part, dict) and not any(keras.tree.is_nested(array) for array in part.values()):
         given = {

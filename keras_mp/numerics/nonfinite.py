@@ -26,7 +26,6 @@ FLOAT32 = "float32 for this layer"
 BAD_WEIGHT = "a bad weight"
 BAD_RECORD = "a bad input record"
 ARITHMETIC = "the layer's own arithmetic"
-REMEDIES = (LOWER_SCALE, FLOAT32, BAD_WEIGHT, BAD_RECORD, ARITHMETIC)
 
 
 @dataclass
@@ -99,7 +98,7 @@ class _Seen(NamedTuple):
 
 
 class _Event(NamedTuple):
-    """A tensor of a layer that is not finite, and when in the step it was seen."""
+    """A tensor that is not finite, and when it was seen."""
 
     when: int
     nonfinite: NonFinite
@@ -154,7 +153,12 @@ def find_nonfinite(model: keras.Model, batch: Any, loss_scale: float | None = No
         spoiled = second.finite or second.place != first.place
         nonfinite = None if spoiled else _explained_step(step, given, scale, second)
     if nonfinite is not None:
-        nonfinite.advice += _ruined_before(states)
+        if states:
+            path, variable = states[0]
+            nonfinite.advice += (
+                f" Weight {variable.name} of layer {path!r} is not finite either, but is not the cause here: load a "
+                f"checkpoint in which it is finite. {remedies.KEEP_STATISTICS} keeps moving statistics finite."
+            )
         return nonfinite
     path = first.first().path
     nonfinite = _bad_weight(*next((state for state in states if state[0] == path), states[0]))
@@ -163,13 +167,22 @@ def find_nonfinite(model: keras.Model, batch: Any, loss_scale: float | None = No
 
 
 def _explained_step(step: _Step, batch: tuple, scale: float, first: _Outcome) -> NonFinite:
-    """The first value that is not finite of a step that began with finite data and weights, and the remedy."""
+    """The fault of a step whose data and weights are finite."""
     if scale != 1.0 and first.forward_finite:
         lower = scale
         while lower > 1.0:
             lower = max(1.0, lower / 2)
             if step.run(batch, lower).finite:
-                return _calibration(first, scale, lower)
+                nonfinite = first.first()
+                halvings = round(math.log2(scale / lower))
+                nonfinite.remedy, nonfinite.calibration = LOWER_SCALE, True
+                nonfinite.scale, nonfinite.fitting_scale = scale, lower
+                nonfinite.advice = (
+                    f"This is normal while the scale is found: at a loss scale of {lower:g} the step is finite, at "
+                    f"{scale:g} it is not. A dynamic scale is lowered to it by {halvings} skipped "
+                    f"step{'s' if halvings > 1 else ''}; a static one is too high."
+                )
+                return nonfinite
         first = step.run(batch, 1.0)
         scale = 1.0
     nonfinite = first.first()
@@ -200,7 +213,7 @@ def _scale_of(model: keras.Model, loss_scale: Any) -> float:
 
 
 class _Step:
-    """A step of a model that counts what is not finite."""
+    """A step that counts what is not finite."""
 
     def __init__(self, model: keras.Model) -> None:
         self.model = model
@@ -212,8 +225,8 @@ class _Step:
 
     def operation(self, batch: tuple, scale: float, outcome: _Outcome) -> str:
         """The operation that puts out the first value of a forward pass that is not finite, in words, or ""."""
-        place = outcome.first_place
-        operation = None if place is None else self._observed.operation(batch, scale, place)
+        event = outcome.first_forward()
+        operation = None if event is None else self._observed.operation(batch, scale, event.place)
         return "" if operation is None else described(*operation)
 
 
@@ -234,7 +247,7 @@ def _look(x: Any) -> Any:
 
 
 class _Outcome:
-    """A step's tensors, and which of them is the first that is not finite."""
+    """A step's tensors; the first that is not finite."""
 
     def __init__(self, model: keras.Model, record: Record, loss: float, seen: np.ndarray) -> None:
         self._model, self._record, self._loss = model, record, loss
@@ -265,15 +278,14 @@ class _Outcome:
         first = self.first()
         return first.path, first.tensor, first.kind
 
-    @property
-    def first_place(self) -> int | None:
-        """The place of the first tensor of the forward pass that is not finite; None where there is none."""
-        event = self._first(self._forward()) if not self.forward_finite else None
-        return None if event is None else event.place
+    def first_forward(self) -> _Event | None:
+        """The first tensor of the forward pass that is not finite; None where there is none."""
+        events = [] if self.forward_finite else self._forward()
+        return min(events, key=lambda event: event.when, default=None)
 
     def first(self) -> NonFinite:
         """Where the first value that is not finite comes up."""
-        forward = self._first(self._forward()) if not self.forward_finite else None
+        forward = self.first_forward()
         if forward is not None:
             return forward.nonfinite
         if not self.forward_finite:
@@ -281,30 +293,32 @@ class _Outcome:
             given = self._ends("the model's output", last.outputs) if last is not None else {}
             kind = "NaN" if math.isnan(self._loss) else "Inf"
             return NonFinite("", "loss", kind, 1, False, given, ARITHMETIC, "")
-        backward = self._first(self._backward())
+        backward = min(self._backward(), key=lambda event: event.when, default=None)
         return backward.nonfinite if backward is not None else NonFinite("", "loss", "NaN", 1, True, {}, ARITHMETIC, "")
-
-    @staticmethod
-    def _first(events: Iterator[_Event]) -> _Event | None:
-        return min(events, key=lambda event: event.when, default=None)
 
     def _forward(self) -> Iterator[_Event]:
         for call in self._record.calls:
             for tensor, places, when in (("input", call.inputs, call.began), ("output", call.outputs, call.ended)):
-                spoiled = [place for place in places if self._tensor(place).bad]
-                bad = [self._tensor(place) for place in spoiled]
                 readers = [call] if tensor == "input" else []
-                if not bad or all(self._harmless(place, readers) for place in places):
+                if not any(self._tensor(p).bad for p in places) or all(self._harmless(p, readers) for p in places):
                     continue
                 source = call.inputs if tensor == "output" else []
                 given = self._ends("input", source) if source else self._ends("the rest of the input", places)
                 given |= self._weight_ends(call) if tensor == "output" else {}
-                count = sum(record.nan + record.inf for record in bad)
-                nonfinite = NonFinite(call.path, tensor, bad[0].kind, count, False, given, "", "")
-                yield _Event(when, nonfinite, spoiled[0])
+                yield from self._event(call, tensor, "tensor", places, given, when)
+
+    def _event(
+        self, call: Call, tensor: str, kind: str, places: list[int], given: dict[str, tuple[float, float]], when: int
+    ) -> Iterator[_Event]:
+        """An event where one of these tensors is not finite."""
+        bad = {place: seen for place in places if (seen := self._seen.get((kind, place))) is not None and seen.bad}
+        if bad:
+            first, count = next(iter(bad)), sum(seen.nan + seen.inf for seen in bad.values())
+            backward = kind != "tensor"
+            yield _Event(when, NonFinite(call.path, tensor, bad[first].kind, count, backward, given, "", ""), first)
 
     def _harmless(self, place: int, readers: list[Call]) -> bool:
-        """Whether all that read a tensor put out finite values: a mask, or an infinity that a ReLU cut off."""
+        """Whether all readers put out finite values, as behind a mask."""
         readers = [call for call in readers or self._readers.get(place, []) if call.outputs]
         return bool(readers) and all(not self._tensor(p).bad for call in readers for p in call.outputs)
 
@@ -323,23 +337,15 @@ class _Outcome:
                     name = f"gradient of weight {variable.name}"
                     events.append((name, "weight", [places[id(variable)]], 2 * -call.began + 1))
             for tensor, kind, where, when in events:
-                spoiled = [place for place in where if (kind, place) in self._seen and self._seen[kind, place].bad]
-                if spoiled:
-                    bad = [self._seen[kind, place] for place in spoiled]
-                    count = sum(record.nan + record.inf for record in bad)
-                    nonfinite = NonFinite(call.path, tensor, bad[0].kind, count, True, given, "", "")
-                    yield _Event(when, nonfinite, spoiled[0])
+                yield from self._event(call, tensor, kind, where, given, when)
 
     def _tensor(self, place: int) -> _Seen:
         return self._seen.get(("tensor", place), _Seen(0, 0, 0.0, 0.0))
 
     def _ends(self, name: str, places: list[int], kind: str = "tensor") -> dict[str, tuple[float, float]]:
         seen = [self._seen[kind, place] for place in places if (kind, place) in self._seen]
-        low, high = (
-            min((record.low for record in seen), default=math.inf),
-            max((record.high for record in seen), default=0.0),
-        )
-        return {name: (low, high)} if math.isfinite(low) else {}
+        low = min((record.low for record in seen), default=math.inf)
+        return {name: (low, max(record.high for record in seen))} if math.isfinite(low) else {}
 
     @staticmethod
     def _weight_ends(call: Call) -> dict[str, tuple[float, float]]:
@@ -385,7 +391,7 @@ BadVariable = tuple[str, Any]  # the path of its layer, and the variable
 
 
 def _bad_variables(model: keras.Model) -> tuple[list[BadVariable], list[BadVariable]]:
-    """The variables with a value that is not finite: those that are trained, and the others."""
+    """The variables that are not finite: those trained, the others."""
     trained = {id(variable) for variable in model.trainable_variables}
     weights: list[BadVariable] = []
     states: list[BadVariable] = []
@@ -399,10 +405,8 @@ def _bad_variables(model: keras.Model) -> tuple[list[BadVariable], list[BadVaria
 
 @contextmanager
 def _made_finite(states: list[BadVariable]) -> Iterator[None]:
-    """Variables have 1 for what is not finite: whether a step reads them at all, only a step can tell.
-
-    The moving statistics that a skipped step left NaN are read in inference; frozen weights in training, too.
-    """
+    """Gives variables 1 for what is not finite."""
+    # Only a step can tell whether it reads them: moving statistics that a skipped step left NaN are read in inference.
     before = [ops.copy(variable.value) for _, variable in states]
     try:
         for _, variable in states:
@@ -429,31 +433,8 @@ def _bad_weight(path: str, variable: Any) -> NonFinite:
     return NonFinite(path, f"weight {variable.name}", _kind(values), count, False, given, BAD_WEIGHT, advice)
 
 
-def _ruined_before(states: list[BadVariable]) -> str:
-    if not states:
-        return ""
-    path, variable = states[0]
-    return (
-        f" Weight {variable.name} of layer {path!r} is not finite either, but is not the cause here: load a checkpoint "
-        f"in which it is finite. {remedies.KEEP_STATISTICS} keeps moving statistics finite."
-    )
-
-
-def _calibration(outcome: _Outcome, scale: float, fitting: float) -> NonFinite:
-    nonfinite = outcome.first()
-    halvings = round(math.log2(scale / fitting))
-    nonfinite.remedy, nonfinite.calibration = LOWER_SCALE, True
-    nonfinite.scale, nonfinite.fitting_scale = scale, fitting
-    nonfinite.advice = (
-        f"This is normal while the scale is found: at a loss scale of {fitting:g} the step is finite, at {scale:g} it "
-        f"is not. A dynamic scale is lowered to it by {halvings} skipped step{'s' if halvings > 1 else ''}; a static "
-        "one is too high."
-    )
-    return nonfinite
-
-
 def _advise(nonfinite: NonFinite, model: keras.Model, batch: tuple) -> None:
-    """Says whether the precision or the arithmetic is at fault: the same step in float32 tells."""
+    """Says by a step in float32 whether the precision is at fault."""
     layer = layers_by_path(model).get(nonfinite.path)
     dtype = getattr(layer, "compute_dtype", "float32" if computes_in_float32(model) else "")
     where = "" if nonfinite.backward else " before it"
@@ -462,11 +443,10 @@ def _advise(nonfinite: NonFinite, model: keras.Model, batch: tuple) -> None:
         f"of a large number{where}, and keep its argument away from there: an epsilon, keras.ops.clip, "
         "keras.ops.maximum. A square root, a norm and a power below 1 have an infinite derivative at 0"
     )
-    if computes_in_float32(model):
-        nonfinite.remedy, nonfinite.advice = ARITHMETIC, arithmetic + "."
-        return
-    with in_float32(model):
-        fits = _Step(model).run(batch, 1.0).finite
+    fits = False
+    if not computes_in_float32(model):
+        with in_float32(model):
+            fits = _Step(model).run(batch, 1.0).finite
     if not fits:
         nonfinite.remedy, nonfinite.advice = ARITHMETIC, arithmetic + "."
         return

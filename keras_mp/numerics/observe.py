@@ -15,7 +15,7 @@ from keras_mp import backend
 from keras_mp.backend.common.calls import wrapped_methods
 from keras_mp.numerics.nonfinite_origin import Frame, Tap
 from keras_mp.numerics.plain_step import explained, loss_of
-from keras_mp.rebuild import children_of, layers_by_path, operations_of
+from keras_mp.rebuild import layers_by_path, operations_of
 
 engine = backend.engine_of(__package__)
 
@@ -215,7 +215,7 @@ class ObservedStep:
         except engine.step_errors() as error:
             raise explained(self.model, batch, error) from error
         self.record = self._records[int(place)]
-        return keras.tree.map_structure(_numpy, result)
+        return keras.tree.map_structure(np.asarray, result)
 
     def operation(self, batch: tuple, scale: float, place: int) -> tuple[str, list[Frame]] | None:
         """The operation of the forward pass from which a tensor that is not finite comes.
@@ -250,12 +250,3 @@ class ObservedStep:
         self._records.append(record)
         place = ops.convert_to_tensor(len(self._records) - 1, "int32")
         return place, self._finish(record, own, tensors, gradients_of, gradients)
-
-
-def _numpy(x: Any) -> Any:
-    return x if x is None else np.asarray(x)
-
-
-def is_leaf(layer: keras.Operation) -> bool:
-    """Whether no other layer is inside."""
-    return not children_of(layer)

@@ -80,20 +80,19 @@ class ParityReport(PicturedReport):
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values; infinities and NaN as strings."""
-        verdicts = {name: self.verdict(name) for name in self._others}
-        return plain_values(
-            {
-                "steps": self.steps,
-                "seeds": self.seeds,
-                "final_is": self.final_is,
-                "final": self.final,
-                "verdicts": verdicts,
-                "curves": self.curves,
-            }
-        )
+        return plain_values(vars(self) | {"verdicts": {name: self.verdict(name) for name in self._others}})
 
     def _svg(self) -> str:
-        return picture(self)
+        # Each curve is the moving mean over a fiftieth of the steps.
+        width = max(1, self.steps // 50)
+        mean = np.full(width, 1 / width)
+        return difference_picture(
+            {name: [np.convolve(curve, mean, "valid") for curve in curves] for name, curves in self.curves.items()},
+            REFERENCE,
+            x_title="step",
+            y_title="Training loss less float32's with the same seed, the mean of the seeds",
+            first=width,
+        )
 
     def _html(self) -> str:
         names, rows = self._table()
@@ -116,14 +115,13 @@ class ParityReport(PicturedReport):
         return [name for name in self.final if name != REFERENCE]
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        """The names of the columns, and the cells of each row."""
+        """The names of the columns, the cells of each row."""
         names = ["precision", *(f"seed {seed}" for seed in self.seeds), "mean", "minus float32"]
-        return names, [self._row(name) for name in self.final]
-
-    def _row(self, name: str) -> list[str]:
-        final = self.final[name]
-        difference = "" if name == REFERENCE else f"{self.difference(name):+.4f}"
-        return [name, *(f"{loss:.4f}" for loss in final), f"{statistics.mean(final):.4f}", difference]
+        rows = []
+        for name, final in self.final.items():
+            difference = "" if name == REFERENCE else f"{self.difference(name):+.4f}"
+            rows.append([name, *(f"{loss:.4f}" for loss in final), f"{statistics.mean(final):.4f}", difference])
+        return names, rows
 
 
 def compare_training(
@@ -196,7 +194,11 @@ def compare_training(
                 tell(f"{name}, seed {seed}")
                 model = _built(make, seed)
                 weights = weights or [np.copy(weight) for weight in model.get_weights()]
-                _set_weights(model, weights, name)
+                if [tuple(weight.shape) for weight in model.weights] != [weight.shape for weight in weights]:
+                    raise ValueError(
+                        f"the model of {name!r} has other weights than that of float32, so it cannot start from them"
+                    )
+                model.set_weights(weights)
                 losses = _train(model, drawn, taken)
                 curves[name].append(losses)
                 final[name].append(_final(model, losses, tests))
@@ -258,13 +260,6 @@ def _built(make: Callable[[], Any], seed: int) -> Any:
     return model
 
 
-def _set_weights(model: keras.Model, weights: list[np.ndarray], name: str) -> None:
-    shapes = [tuple(weight.shape) for weight in model.weights]
-    if shapes != [weight.shape for weight in weights]:
-        raise ValueError(f"the model of {name!r} has other weights than that of float32, so it cannot start from them")
-    model.set_weights(weights)
-
-
 def _train(model: keras.Model, batches: list[tuple], steps: int) -> list[float]:
     losses = []
     for step in range(steps):
@@ -284,19 +279,3 @@ def _final(model: keras.Model, losses: list[float], tests: list[tuple] | None) -
         model.reset_metrics()
         total, count = total + float(loss) * size, count + size
     return total / count
-
-
-def picture(report: ParityReport) -> str:
-    """The differences from float32 as SVG; each curve is the moving mean over a fiftieth of the steps."""
-    width = max(1, report.steps // 50)
-    return difference_picture(
-        {name: [_moving_mean(curve, width) for curve in curves] for name, curves in report.curves.items()},
-        REFERENCE,
-        x_title="step",
-        y_title="Training loss less float32's with the same seed, the mean of the seeds",
-        first=width,
-    )
-
-
-def _moving_mean(curve: list[float], width: int) -> list[float]:
-    return np.convolve(curve, np.full(width, 1 / width), "valid").tolist()

@@ -34,7 +34,8 @@ def loss_of(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> Any:
 
 def explained(model: keras.Model, batch: tuple, error: Exception) -> ValueError:
     """The error for an observed step that could not be run; it tells faults of data, Keras and this package apart."""
-    if _has_strings(batch) and keras.backend.backend() != "tensorflow":
+    leaves = [np.asarray(backend.values_of(leaf)) for leaf in keras.tree.flatten(batch) if leaf is not None]
+    if any(leaf.dtype.kind in "USO" for leaf in leaves) and keras.backend.backend() != "tensorflow":
         return ValueError(
             f"data holds strings, which no step on {keras.backend.backend()} takes; plain Keras fails, too. Look the "
             "strings up before: batches of text_vectorization(strings), and a model without that layer; or use "
@@ -45,44 +46,17 @@ def explained(model: keras.Model, batch: tuple, error: Exception) -> ValueError:
         return ValueError(
             f"plain Keras makes this step of model {model.name!r}, and keras_mp cannot trace it: {error_line(error)}"
         )
-    if _fits_in_float32(model, batch):
+    fits_in_float32 = False
+    if not computes_in_float32(model):
+        with in_float32(model):
+            fits_in_float32 = _error_of(model, batch) is None
+    if fits_in_float32:
         dtypes = compute_dtypes(model) - {"float32"}
         way_out = "; keras_mp.stabilize(model) may mend it" if sensitive_layers(model) else ""
         return ValueError(
             f"model {model.name!r} cannot make a training step in {' and '.join(sorted(dtypes))}, though in float32 it "
             f"can on the same data{way_out}. It is not the data, for plain Keras fails, too: {error_line(plain)}"
         )
-    return _does_not_fit(model, batch, error)
-
-
-def _has_strings(batch: tuple) -> bool:
-    leaves = (backend.values_of(leaf) for leaf in keras.tree.flatten(batch) if leaf is not None)
-    return any(np.asarray(leaf).dtype.kind in "USO" for leaf in leaves)
-
-
-def _error_of(model: keras.Model, batch: tuple) -> Exception | None:
-    """The error of a step that nothing observes; None where it succeeds."""
-
-    def forward(tap: Any, structure: Any) -> tuple[Any, list[Any]]:
-        x, y, sample_weight = (*structure[0], None, None)[:3]
-        return loss_of(model, x, y, sample_weight) * structure[1], []
-
-    step = engine.observed_step(model, forward, lambda loss, kept, gradients, tapped: (loss, gradients))
-    try:
-        step((tuple(part for part in batch if part is not None), np.float32(1.0)))
-    except engine.step_errors() as error:
-        return error
-    return None
-
-
-def _fits_in_float32(model: keras.Model, batch: tuple) -> bool:
-    if computes_in_float32(model):
-        return False
-    with in_float32(model):
-        return _error_of(model, batch) is None
-
-
-def _does_not_fit(model: keras.Model, batch: tuple, error: Exception) -> ValueError:
     x, y, _ = batch
     given = " and ".join(
         f"{name} of shape {', '.join(str(leaf.shape) for leaf in keras.tree.flatten(part) if leaf is not None)}"
@@ -95,6 +69,21 @@ def _does_not_fit(model: keras.Model, batch: tuple, error: Exception) -> ValueEr
     return ValueError(
         f"data does not fit model {model.name!r}{takes}, or its loss {loss!r}: given {given}: {error_line(error)}"
     )
+
+
+def _error_of(model: keras.Model, batch: tuple) -> Exception | None:
+    """The error of a step that nothing observes, or None."""
+
+    def forward(tap: Any, structure: Any) -> tuple[Any, list[Any]]:
+        x, y, sample_weight = (*structure[0], None, None)[:3]
+        return loss_of(model, x, y, sample_weight) * structure[1], []
+
+    step = engine.observed_step(model, forward, lambda loss, kept, gradients, tapped: (loss, gradients))
+    try:
+        step((tuple(part for part in batch if part is not None), np.float32(1.0)))
+    except engine.step_errors() as error:
+        return error
+    return None
 
 
 # An operation in the code of a layer, in words: its name, and the line of Python that calls it.

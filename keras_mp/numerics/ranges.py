@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -210,49 +210,17 @@ def merged(ranges: Iterable[Range]) -> Range:
     return whole
 
 
-def measure(x: Any, format: Any, scale: float | None = 1.0) -> FormatLoss:
-    """The loss of a tensor in a format.
-
-    Args:
-        x: floats of any shape, or anything that numpy makes an array of; also empty.
-        format: "float16", "bfloat16", "E4M3" or "E5M2".
-        scale: the factor that x is multiplied by before it is rounded; None for `current_scale` of x.
-
-    Returns:
-        The shares that overflow, become zero, become subnormal, and the SQNR. Values that are infinite or NaN count
-        among the values, and are lost in no format.
-
-    Raises:
-        ValueError: there is no such format, or scale is not a positive finite number.
-    """
-    format = format_named(format)
-    if scale is not None and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
-        raise ValueError(f"scale={scale!r} must be a positive finite number, or None for max / amax")
-    measured = Range({format.name: scale})
-    measured.update(x)
-    return measured.loss(format)
-
-
 # A sample of a tensor's values that is spread over every axis.
 
 
-def stride_of(shape: Sequence[int], most: int | None) -> int:
-    """The step with which to walk the flat tensor for a sample of at most `most` values.
-
-    It has no divisor in common with any size of the shape, so that no channel, row or record is left out.
-
-    Args:
-        most: the largest sample; None takes every value.
-    """
+def sampled(x: Any, most: int | None, flatten: Any) -> Any:
+    """A sample of a tensor or array, flat, of at most `most` values; None takes every value."""
+    shape = tuple(x.shape)
     size = math.prod(shape)
     if most is None or size <= most:
-        return 1
+        return flatten(x)
+    # No divisor in common with any size of the shape, so that no channel, row or record is left out.
     stride = -(-size // most)
     while any(math.gcd(stride, length) > 1 for length in shape):
         stride += 1
-    return stride
-
-
-def sampled(x: Any, most: int | None, flatten: Any) -> Any:
-    """The sample of a tensor or array, flat; `most` is that of `stride_of`."""
-    return flatten(x)[:: stride_of(tuple(x.shape), most)]
+    return flatten(x)[::stride]

@@ -91,7 +91,12 @@ def search_policy(
         >>> model = search.apply(build)
     """
     check_model(model)
-    candidates = _checked(precisions)
+    names = ", ".join(map(repr, CANDIDATES))
+    if isinstance(precisions, str) or not precisions or not all(name in CANDIDATES for name in precisions):
+        raise ValueError(f"precisions={precisions!r} must be some of {names}, cheapest first")
+    candidates = list(precisions)
+    if len(set(candidates)) < len(candidates):
+        raise ValueError(f"precisions={precisions!r} has a name twice")
     if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < math.inf:
         raise ValueError(f"tolerance={tolerance!r} must be a finite number, 0 or more")
     steps, held_out = whole_number("steps", steps, unit="batches"), whole_number("held_out", held_out, unit="batches")
@@ -102,16 +107,6 @@ def search_policy(
     with in_float32(model), progress("search") as tell:
         judge = Judge(model, judged, report.loss_scale)
         return _Search(model, report, judge, candidates, float(tolerance), tell).run()
-
-
-def _checked(candidates: Any) -> list[str]:
-    if isinstance(candidates, str) or not all(name in CANDIDATES for name in candidates) or not candidates:
-        raise ValueError(
-            f"precisions={candidates!r} must be some of {', '.join(map(repr, CANDIDATES))}, cheapest first"
-        )
-    if len(set(candidates)) < len(list(candidates)):
-        raise ValueError(f"precisions={candidates!r} has a name twice")
-    return list(candidates)
 
 
 class _Search:
@@ -158,10 +153,12 @@ class _Search:
             return self._result(cheapest, f"All layers pass in the cheapest precision: {self._name(cheapest)}.")
         if len(restored) == len(self.units):
             everything = Assignment("float32", {}, frozenset(), self.closed)
+            nearest = min(self.tried, key=lambda trial: max(trial.loss_error, trial.gradient_error))
             return self._result(
                 everything,
-                f"Nothing below float32 meets a tolerance of {self.tolerance:g}: the nearest, {self._nearest()}. So "
-                "all is float32.",
+                f"Nothing below float32 meets a tolerance of {self.tolerance:g}: the nearest, with "
+                f"{len(nearest.restored)} layers in a higher precision, was off by "
+                f"{max(nearest.loss_error, nearest.gradient_error):.3g}. So all is float32.",
             )
         best = self._with_fp8(restored) if self.fp8 else self._assignment(restored, ())
         count = len(restored)
@@ -201,7 +198,7 @@ class _Search:
         return self._known[key]
 
     def _restored_units(self) -> dict[str, str]:
-        """The fewest units, in order of damage, that must be above the base for the 16-bit mix to pass."""
+        """The fewest units that must be above the base."""
         if self._passes(self._assignment({}, ())):
             return {}
         order, enough = self._nonfinite_first(sorted(self.units, key=self._damage, reverse=True))
@@ -212,11 +209,7 @@ class _Search:
         return dict.fromkeys(self.units, "float32")
 
     def _bisect(self, order: list[str], enough: int, level: str) -> int | None:
-        """The least number of units that passes when restored; None if all of them do not.
-
-        Args:
-            order: the units, most damaged first.
-        """
+        """How many of the first units pass restored, or None."""
         low, high = 1, enough
         if level != "float32" and not self._passes(self._assignment(dict.fromkeys(order[:high], level), ())):
             return None
@@ -229,12 +222,8 @@ class _Search:
         return high
 
     def _nonfinite_first(self, order: list[str]) -> tuple[list[str], int]:
-        """Puts the units first that the audit found unsafe, then those where a value was not finite all the same.
-
-        Returns:
-            The order, and how many at its beginning are enough in float32, as far as is known.
-        """
-        first = [path for path in order if not self._safe(path)]
+        """Unsafe units first; how many of them are enough."""
+        first = [path for path in order if not all(one.verdicts[self.base].ok for one in self._members(path))]
         for _ in range(len(order)):
             unit = self._unit_of(self._last.nonfinite)
             if unit and unit not in first:
@@ -255,8 +244,13 @@ class _Search:
         return restored
 
     def _with_fp8(self, restored: dict[str, str]) -> Assignment:
-        """Puts as many layers in FP8 as pass, the least damaged first."""
-        order = sorted(self.fp8, key=self._fp8_damage)
+        """As many layers in FP8 as pass, the least damaged first."""
+
+        def damage(path: str) -> float:
+            layer = self.audits.get(path)
+            return max(layer.input_damage["E4M3"], layer.gradient_error["E5M2"]) if layer else math.inf
+
+        order = sorted(self.fp8, key=damage)
         low, high = 0, len(order)
         while low < high:
             middle = (low + high + 1) // 2
@@ -273,18 +267,6 @@ class _Search:
     def _damage(self, path: str) -> float:
         name = FORMAT_OF[self.base]
         return max((max(layer.damage[name], layer.gradient_error[name]) for layer in self._members(path)), default=0.0)
-
-    def _fp8_damage(self, path: str) -> float:
-        layer = self.audits.get(path)
-        return max(layer.input_damage["E4M3"], layer.gradient_error["E5M2"]) if layer else math.inf
-
-    def _safe(self, path: str) -> bool:
-        return all(layer.verdicts[self.base].ok for layer in self._members(path))
-
-    def _nearest(self) -> str:
-        nearest = min(self.tried, key=lambda trial: max(trial.loss_error, trial.gradient_error))
-        error = max(nearest.loss_error, nearest.gradient_error)
-        return f"with {len(nearest.restored)} layers in a higher precision, was off by {error:.3g}"
 
     def _name(self, assignment: Assignment) -> str:
         base = COMPUTES_IN[assignment.base]

@@ -106,7 +106,10 @@ class PolicySearch(Report):
             model = build()
         if not isinstance(model, keras.Model):
             raise TypeError(f"build() must return a keras.Model, got {type(model).__name__}")
-        names = self._set_policies(model)
+        closed = frozenset(self.closed)
+        names = _same_layers(model, self.layers, closed)  # of the searched model, in this one
+        units = {names[path]: precision for path, precision in self.restored.items()}
+        set_policies(model, Assignment(self.base, units, frozenset(), closed))
         infer_again(model, set(map(id, layers_by_path(model).values())))
         change(model, [(part, {ATTENTION: None}) for part in attending(model)])  # as in the search
         if self.fp8_layers:
@@ -117,21 +120,34 @@ class PolicySearch(Report):
                 model.optimizer = LossScaleOptimizer(model.optimizer, initial_scale=self.loss_scale)
         return model
 
-    def _set_policies(self, model: keras.Model) -> dict[str, str]:
-        """Gives a model's layers the precisions that were found; returns the paths of the searched model's in it."""
-        closed = frozenset(self.closed)
-        names = _same_layers(model, self.layers, closed)
-        units = {names[path]: precision for path, precision in self.restored.items()}
-        set_policies(model, Assignment(self.base, units, frozenset(), closed))
-        return names
-
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values, without `policy`, which base and restored define, and `audit`."""
         names = ("message", "base", "restored", "fp8_layers", "shares", "loss_scale", "tolerance", "tried", "layers")
         return plain_values({name: getattr(self, name) for name in (*names, "closed")})
 
     def _html(self) -> str:
-        return _page(self.to_dict())
+        precisions = [(path, self.base) for path in self.layers if path not in self.restored]
+        tried = []
+        for number, trial in enumerate(self.tried, 1):
+            errors = (f"{trial.loss_error:.3g}", f"{trial.gradient_error:.3g}")
+            passed = "yes" if trial.passed else "no"
+            tried.append((str(number), str(trial.fp8), str(len(trial.restored)), *errors, passed))
+        shares = [(name, f"{share:.1%}") for name, share in self.shares.items()]
+        names = ("mix", "in FP8", "restored", "error of the loss", "of the gradients", "passed")
+        parts = [
+            "<h1>Precision of each layer</h1>",
+            f"<p>{escape(self.message)}</p>",
+            f"<p>Tolerance {self.tolerance:g}; initial loss scale for float16 {self.loss_scale:g}.</p>",
+            "<h2>Weights</h2>",
+            table(("precision", "share"), shares, numbers=(1,)),
+            "<h2>Layers</h2>",
+            table(("layer", "precision"), [*self.restored.items(), *precisions]),
+            "<h2>Layers in FP8</h2>",
+            table(("layer",), [(path,) for path in self.fp8_layers]) if self.fp8_layers else "<p>None.</p>",
+            "<h2>Mixes tried</h2>",
+            table(names, tried, numbers=range(5)),
+        ]
+        return document("Precision of each layer", parts)
 
     def _answer(self) -> list[Sentence]:
         said = [Sentence("", self.message)]
@@ -148,7 +164,7 @@ class PolicySearch(Report):
 
 
 def _same_layers(model: keras.Model, expected: tuple[str, ...], closed: frozenset[str]) -> dict[str, str]:
-    """The path of the same layer in another model, for each path of the searched one."""
+    """The path in another model, by path in the searched one."""
     mine = list(units_of(model, closed))
     if set(mine) == set(expected):
         return {path: path for path in expected}
@@ -167,32 +183,3 @@ def _fp8_names(paths: Sequence[str], names: dict[str, str]) -> set[str]:
             unit = unit.rpartition("/")[0]
         renamed.add(names.get(unit, unit) + path[len(unit) :])
     return renamed
-
-
-def _page(search: dict[str, Any]) -> str:
-    """The page as text, from `to_dict`."""
-    precisions = [(path, search["base"]) for path in search["layers"] if path not in search["restored"]]
-    tried = [_trial_cells(index, trial) for index, trial in enumerate(search["tried"], 1)]
-    parts = [
-        "<h1>Precision of each layer</h1>",
-        f"<p>{escape(search['message'])}</p>",
-        f"<p>Tolerance {search['tolerance']:g}; initial loss scale for float16 {search['loss_scale']:g}.</p>",
-        "<h2>Weights</h2>",
-        table(
-            ("precision", "share"), [(name, f"{share:.1%}") for name, share in search["shares"].items()], numbers=(1,)
-        ),
-        "<h2>Layers</h2>",
-        table(("layer", "precision"), [*search["restored"].items(), *precisions]),
-        "<h2>Layers in FP8</h2>",
-        table(("layer",), [(path,) for path in search["fp8_layers"]]) if search["fp8_layers"] else "<p>None.</p>",
-        "<h2>Mixes tried</h2>",
-        table(
-            ("mix", "in FP8", "restored", "error of the loss", "of the gradients", "passed"), tried, numbers=range(5)
-        ),
-    ]
-    return document("Precision of each layer", parts)
-
-
-def _trial_cells(number: int, trial: dict[str, Any]) -> tuple[str, ...]:
-    errors = (f"{float(trial[name]):.3g}" for name in ("loss_error", "gradient_error"))
-    return (str(number), str(trial["fp8"]), str(len(trial["restored"])), *errors, "yes" if trial["passed"] else "no")

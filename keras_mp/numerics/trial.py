@@ -51,7 +51,7 @@ class Assignment(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """How far a mix of precisions is from float32.
+    """The errors of a mix of precisions, relative to float32.
 
     Attributes:
         loss: the relative difference of the loss, the largest of the batches.
@@ -140,8 +140,7 @@ class Judge:
     def __init__(self, model: keras.Model, batches: Sequence[tuple], loss_scale: float) -> None:
         self._batches, self._scale = list(batches), loss_scale
         self._model = model
-        self._variables = len(self._model.trainable_variables)
-        self._reference = self._steps(self._model, 1.0)
+        self._reference = self._steps(1.0)
 
     def errors(self, assignment: Assignment) -> Errors:
         """Runs the model under an assignment; names the layer where the first value that is not finite came up.
@@ -150,9 +149,9 @@ class Judge:
             CannotMixError: a custom layer's own code fails, and a layer inside computes in another precision than it.
         """
         model = self._model
-        with _policies(model, assignment), _in_fp8(model, assignment.fp8):
+        with _assigned(model, assignment):
             scale = self._scale if "mixed_float16" in {assignment.base, *assignment.units.values()} else 1.0
-            steps = self._steps(model, scale)
+            steps = self._steps(scale)
             errors = [_compared(low, high) for low, high in zip(steps, self._reference, strict=True)]
             worst = Errors(max(error.loss for error in errors), max(error.gradients for error in errors))
             if math.isfinite(worst.worst):
@@ -161,15 +160,14 @@ class Judge:
             nonfinite = first_nonfinite(model, self._batches[place], scale)
             return worst._replace(nonfinite=nonfinite.path if nonfinite is not None else "")
 
-    def _steps(self, model: keras.Model, scale: float) -> list[tuple[float, list[np.ndarray]]]:
-        run = _gradient_step(model)
+    def _steps(self, scale: float) -> list[tuple[float, list[np.ndarray]]]:
+        run = _gradient_step(self._model)
         results = [run(batch, scale) for batch in self._batches]
         return [(loss, [gradient / scale for gradient in gradients]) for loss, gradients in results]
 
 
 def _gradient_step(model: keras.Model) -> Callable[[tuple, float], tuple[float, list[np.ndarray]]]:
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
-
     failed: list[str] = []
 
     def noting(path: str, layer: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -211,7 +209,7 @@ def _gradient_step(model: keras.Model) -> Callable[[tuple, float], tuple[float, 
 
 
 def _mixing(model: keras.Model, failed: Sequence[str]) -> Any:
-    """The innermost of some custom layers with a layer inside that computes in another precision; None without one."""
+    """The innermost custom layer with another precision inside."""
     layers = layers_by_path(model)
     for path in failed:
         layer = layers[path]
@@ -237,25 +235,17 @@ def _compared(low: tuple[float, list[np.ndarray]], high: tuple[float, list[np.nd
 
 
 @contextmanager
-def _policies(model: keras.Model, assignment: Assignment) -> Any:
+def _assigned(model: keras.Model, assignment: Assignment) -> Any:
     before = [(layer, layer.dtype_policy) for layer in layers_by_path(model).values()]
     set_policies(model, assignment)
     try:
+        if assignment.fp8:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="(?s).*compute in float32.*")
+                convert(model, select=lambda path, layer: path in assignment.fp8)
         yield
     finally:
+        if assignment.fp8:
+            revert(model, "convert")
         for layer, policy in before:
             layer.dtype_policy = policy
-
-
-@contextmanager
-def _in_fp8(model: keras.Model, paths: frozenset[str]) -> Any:
-    if not paths:
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="(?s).*compute in float32.*")
-        convert(model, select=lambda path, layer: path in paths)
-    try:
-        yield
-    finally:
-        revert(model, "convert")

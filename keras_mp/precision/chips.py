@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from keras_mp.precision.chip import GIB, GIGA, TERA, Chip, GpuDescription, TpuSlices
@@ -50,7 +50,7 @@ _CORES_IN_NAME = {"v2": 2, "v3": 2, "v4": 2, "v5p": 2, "v7x": 2}
 
 
 def _name_words(text: str) -> list[str]:
-    """The words of a name in lower case; "16 GB" is one word, "RTX4090" two."""
+    """Words in lower case; "16 GB" is one, "RTX4090" two."""
     lowered = re.sub(r"(\d+)\s*(?:gb|gib)\b", r" \1gb ", text.lower())
     for joint in _JOINTS:
         lowered = re.sub(f"({joint})", r"\1 ", lowered)
@@ -58,12 +58,8 @@ def _name_words(text: str) -> list[str]:
 
 
 def _split_count(text: str) -> list[tuple[str, int | tuple[int, ...], bool]]:
-    """The ways to read a text as a chip and a number of chips.
-
-    Returns:
-        For each way the name, the number, or the sides of a slice ("v5e-2x4"), and whether the number is written as
-        Google writes it, after a dash.
-    """
+    """The ways to read a text as chip, number, Google's spelling."""
+    # Of a slice ("v5e-2x4") the sides are the number; Google writes numbers after a dash.
     ways: list[tuple[str, int | tuple[int, ...], bool]] = []
     stripped = text.strip()
     if match := re.fullmatch(r"(\d+)\s*[xX×]\s*(.+)", stripped):
@@ -79,12 +75,8 @@ def _split_count(text: str) -> list[tuple[str, int | tuple[int, ...], bool]]:
 
 def _words_of(chip: Chip) -> set[str]:
     words = _name_words(" ".join([chip.name, chip.title, *chip.device_kinds]))
-    sizes = [f"{chip.memory_bytes // GIB}gb"]
-    return {*words, *sizes, *_PLAIN_WORDS, *(["sxm"] if _is_sxm(words) else [])}
-
-
-def _is_sxm(words: Sequence[str]) -> bool:
-    return any(re.fullmatch(r"sxm\d?", word) for word in words)
+    sxm = ["sxm"] if any(re.fullmatch(r"sxm\d?", word) for word in words) else []
+    return {*words, f"{chip.memory_bytes // GIB}gb", *_PLAIN_WORDS, *sxm}
 
 
 def chip_name(text: str) -> str | None:

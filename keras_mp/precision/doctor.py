@@ -4,7 +4,6 @@ import json
 import os
 import platform
 from collections.abc import Iterable
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_mp.system.host import packages_for, unseen_accelerators
-from keras_mp.system.packages import install_command
+from keras_mp.system.packages import install_command, installed
 from keras_mp.system.quiet_import import has_chip, import_keras
 
 BACKENDS = ("tensorflow", "jax")
@@ -48,7 +47,7 @@ def doctor() -> RenderableType:
     backend = configured_backend()
     parts: list[RenderableType] = [_heading("Versions"), _versions(backend)]
     problem = _problem(backend)
-    parts += [_heading("Problem"), _paragraph(problem)] if problem else _hardware(backend)
+    parts += [_heading("Problem"), _indented(Text(problem))] if problem else _hardware(backend)
     parts += [_heading("To install"), *_missing()]
     return Group(*parts)
 
@@ -68,7 +67,7 @@ def configured_backend() -> str:
 
 
 def _problem(backend: str) -> str:
-    """Says why the backend cannot be used, and the way out; "" if nothing is known against it."""
+    """Why the backend cannot be used, and the way out."""
     if not _installed("keras"):
         return "Keras is not installed: pip install keras"
     if backend not in BACKENDS:
@@ -90,23 +89,16 @@ def _installed(module: str) -> bool:
     return find_spec(module) is not None
 
 
-def _version(distribution: str) -> str:
-    """The version of an installed distribution, without importing it."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def _versions(backend: str) -> RenderableType:
+    versions = installed(("keras-mp", "keras", *BACKENDS))
     rows = [
-        ("keras-mp", _version("keras-mp") or "run from a checkout, not installed"),
+        ("keras-mp", versions.get("keras-mp", "run from a checkout, not installed")),
         ("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
-        ("keras", _version("keras") or "not installed"),
+        ("keras", versions.get("keras", "not installed")),
     ]
     for name in BACKENDS:
         # Builds of TensorFlow have several distribution names (tensorflow-cpu, tensorflow-rocm).
-        version = _version(name) or ("installed" if _installed(name) else "not installed")
+        version = versions.get(name, "installed" if _installed(name) else "not installed")
         rows.append((name, f"{version} (the backend)" if name == backend else version))
     return _table(rows)
 
@@ -120,7 +112,7 @@ def _hardware(backend: str) -> list[RenderableType]:
 
         devices = list_devices()
     except Exception as error:
-        return [_heading("Problem"), _paragraph(f"{backend} is installed but does not work: {error}")]
+        return [_heading("Problem"), _indented(Text(f"{backend} is installed but does not work: {error}"))]
 
     best = devices[0]
     policies = {COMPUTES_IN[precision]: precision for precision in PRECISIONS}
@@ -129,7 +121,7 @@ def _hardware(backend: str) -> list[RenderableType]:
     return [
         _heading("Devices"),
         _table((device.kind, f"{device.count} x {device.name} {device.architecture}".rstrip()) for device in devices),
-        *(_paragraph(line) for line in (*unseen_accelerators(backend, best.kind), attention_fault(best)) if line),
+        *(_indented(Text(line)) for line in (*unseen_accelerators(backend, best.kind), attention_fault(best)) if line),
         _heading(f"What pays on this {best.kind.upper()}"),
         _table((dtype, "yes" if ok else "no", reason) for dtype, (ok, reason) in supports),
         _heading("What set_global_policy('auto') chooses"),
@@ -143,17 +135,19 @@ def _missing() -> list[RenderableType]:
         for extra, modules, purpose in _EXTRAS
         if not all(map(_installed, modules))
     ]
-    parts = [_table(rows)] if rows else [_paragraph("Nothing: every extra is installed.")]
+    parts = [_table(rows)] if rows else [_indented(Text("Nothing: every extra is installed."))]
     if _installed("libtpu") and not has_chip():
         parts += [
             _heading("No GPU or TPU here?"),
-            _paragraph("Set JAX_PLATFORMS=cpu in your JAX programs. Otherwise JAX prints two harmless tracebacks."),
+            _indented(
+                Text("Set JAX_PLATFORMS=cpu in your JAX programs. Otherwise JAX prints two harmless tracebacks.")
+            ),
         ]
     return parts
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> RenderableType:
-    """Rows under a heading; the first column is what they are about."""
+    """Rows under a heading, the first cell highlighted."""
     table = Table.grid(padding=(0, 2))
     for label, *values in rows:
         # Text, not str: rich would take the brackets of "keras-mp[jax]" for markup.
@@ -163,10 +157,6 @@ def _table(rows: Iterable[tuple[str, ...]]) -> RenderableType:
 
 def _heading(title: str) -> RenderableType:
     return Text(f"\n{title}", style="bold")
-
-
-def _paragraph(text: str) -> RenderableType:
-    return _indented(Text(text))
 
 
 def _indented(part: RenderableType) -> RenderableType:

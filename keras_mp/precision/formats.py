@@ -197,16 +197,12 @@ def cast(x: Any, format: Format, bits: Any = None) -> Any:
         rounded = (clipped + rounder) - rounder
     else:
         step = step_times * 2.0**-format.mantissa_bits
-        rounded = keras.ops.floor(clipped / step + _fraction(bits)) * step
+        high = keras.ops.right_shift(bits, keras.ops.convert_to_tensor(16, "uint32"))
+        fraction = keras.ops.cast(keras.ops.cast(high, "int32"), "float32") * 2.0**-16 + 2.0**-17
+        rounded = keras.ops.floor(clipped / step + fraction) * step
     if format.has_nan:
         rounded = rounded - (x - x)  # x - x is 0 or, of what is not finite, NaN
     return backend.as_float4(rounded) if format == E2M1 else keras.ops.cast(rounded, format.dtype)
-
-
-def _fraction(bits: Any) -> Any:
-    """A number from 0 to 1 of each word, whose mean is 1/2: added to less than 128, it keeps an integer's floor."""
-    high = keras.ops.right_shift(bits, keras.ops.convert_to_tensor(16, "uint32"))
-    return keras.ops.cast(keras.ops.cast(high, "int32"), "float32") * 2.0**-16 + 2.0**-17
 
 
 def scale_and_cast(x: Any, format: Format, scale: Any) -> Any:

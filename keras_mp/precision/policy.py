@@ -78,9 +78,9 @@ def choose_policy(device: Device | None = None) -> PolicyChoice:
     if device is None and (policy := _asked_about.get()):
         jit = _jit(current_device(), keras.backend.backend(), policy)
         return PolicyChoice(policy, jit.ok, f"The step is to be compiled in {policy}. {jit.reason}")
-    unseen = _unseen(current_device()) if device is None else []
-    device = device or current_device()
     backend = keras.backend.backend()
+    unseen = unseen_accelerators(backend, current_device().kind) if device is None else []
+    device = device or current_device()
     for policy in CHOICES:
         served = _served(policy, device, backend)
         if served.ok:
@@ -151,7 +151,7 @@ def set_global_policy(name: str = "auto") -> PolicyChoice:
     """
     _check(name)
     device = current_device()
-    for sentence in _unseen(device):
+    for sentence in unseen_accelerators(keras.backend.backend(), device.kind):
         warnings.warn(sentence, UserWarning, stacklevel=2)
     if spoiled := attention_fault(device):
         warnings.warn(spoiled, UserWarning, stacklevel=2)
@@ -199,10 +199,6 @@ def attention_fault(device: Device) -> str:
         "divided by the square root of the features, in any precision. Call keras_mp.prepare(model, ...) or "
         "keras_mp.stabilize(model), which corrects both."
     )
-
-
-def _unseen(device: Device) -> list[str]:
-    return unseen_accelerators(keras.backend.backend(), device.kind)
 
 
 # What other frameworks call them; the nearest in spelling, 'bfloat16', trains with weights in bfloat16.

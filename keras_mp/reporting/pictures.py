@@ -191,7 +191,7 @@ def difference_picture(
 
 
 def _limits(low: np.ndarray, high: np.ndarray, lines: Mapping[str, np.ndarray]) -> tuple[float, float]:
-    """The data at the lower and the upper edge: all of the lines, and of the band what is not the rare extreme."""
+    """The lower and the upper edge, without the band's rare extremes."""
     band = np.concatenate([low, high])
     band = band[np.isfinite(band)]
     ends = [0.0, *(np.quantile(band, [0.05, 0.95]) if band.size else [])]

@@ -85,24 +85,22 @@ class ColumnTable:
             else:
                 table.add_column(name, justify=justify, overflow="fold", no_wrap=True)
         for cells in self.rows:
-            table.add_row(*(self._cell(cells[place], self.names[place], room) for place in shown))
+            shown_cells = [(self.names[place], cells[place]) for place in shown]
+            table.add_row(*(shorten_middle(cell, room) if name in _NAMES else cell for name, cell in shown_cells))
         yield table
 
-    def _is_prose(self, place: int) -> bool:
-        if self.names[place] in _NAMES:
-            return False
-        return any(len(cells[place]) > _WORDS and " " in cells[place] for cells in self.rows)
-
     def _width(self, place: int, words: bool = False) -> int:
-        """The characters of a column's longest cell, or of the longest word in it."""
+        """The characters of a column's longest cell or word."""
         texts = [self.names[place], *(cells[place] for cells in self.rows)]
         return max(len(part) for text in texts for part in (text.split() or [""] if words else [text]))
 
     def _room(self, shown: Sequence[int], width: int) -> tuple[int, set[int]]:
-        """The characters for a name, and the columns whose cells are broken between words so that it has them."""
+        """The characters for a name, and the columns that are broken."""
         names = [place for place in shown if self.names[place] in _NAMES]
         others = [place for place in shown if place not in names]
-        broken = {place for place in others if self._is_prose(place)}
+        # Prose is broken between words, and whatever else a name needs the room of.
+        cells = [(place, row[place]) for place in others for row in self.rows]
+        broken = {place for place, cell in cells if len(cell) > _WORDS and " " in cell}
         widths = {place: min(self._width(place), _WORDS if place in broken else width) for place in others}
         gains = {place: widths[place] - self._width(place, words=True) for place in others}
 
@@ -115,6 +113,3 @@ class ColumnTable:
             broken.add(place)
             widths[place] -= gains[place]
         return max(_LEAST, left() // max(1, len(names))), broken
-
-    def _cell(self, cell: str, name: str, room: int) -> str:
-        return shorten_middle(cell, room) if name in _NAMES else cell

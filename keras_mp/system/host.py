@@ -17,7 +17,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def _cpuinfo(*keys: str) -> str:
-    """The value of the first line of /proc/cpuinfo with one of these keys, or "" where there is none."""
+    """The first value of /proc/cpuinfo with one of these keys."""
     if not _CPUINFO.exists():
         return ""
     for line in _CPUINFO.read_text().splitlines():
@@ -28,7 +28,8 @@ def _cpuinfo(*keys: str) -> str:
 
 
 def _sysctl(*names: str) -> str:
-    """What macOS prints for these names; it leaves out, with an error status, those that the machine lacks."""
+    """What macOS prints for these names."""
+    # With an error status it leaves out those that the machine lacks.
     if sys.platform != "darwin":
         return ""
     try:
@@ -38,7 +39,7 @@ def _sysctl(*names: str) -> str:
 
 
 def _sysctl_flags(printed: str) -> frozenset[str]:
-    """Reads flags from lines such as `hw.optional.arm.FEAT_BF16: 1` and `machdep.cpu.features: FPU AVX1.0`."""
+    """Flags of lines such as `hw.optional.arm.FEAT_BF16: 1`."""
     flags = set()
     for line in printed.splitlines():
         name, _, value = line.partition(":")
@@ -74,7 +75,7 @@ def peak_process_bytes() -> int | None:
         Bytes, or None where the system does not tell (Windows).
     """
     # Not getrusage(2) where it can be avoided: its peak begins with what the parent held when it started this process.
-    peak = _status("VmHWM")
+    peak = _kilobytes(Path("/proc/self/status"), "VmHWM")
     if peak is not None:
         return peak
     try:
@@ -95,7 +96,7 @@ def resident_bytes(process: int | None = None) -> int | None:
     Returns:
         Bytes, or None where the system does not tell (anything but Linux).
     """
-    return _status("VmRSS", "self" if process is None else process)
+    return _kilobytes(Path(f"/proc/{'self' if process is None else process}/status"), "VmRSS")
 
 
 def forget_peak() -> bool:
@@ -112,12 +113,12 @@ def forget_peak() -> bool:
     return True
 
 
-def _status(key: str, process: int | str = "self") -> int | None:
+def _kilobytes(path: Path, key: str) -> int | None:
+    """The bytes of a line "key: number kB" of a file."""
     try:
-        text = Path(f"/proc/{process}/status").read_text()
+        match = re.search(rf"^{key}:\s+(\d+) kB$", path.read_text(), re.MULTILINE)
     except OSError:
         return None
-    match = re.search(rf"^{key}:\s+(\d+) kB$", text, re.MULTILINE)
     return int(match[1]) * 1024 if match else None
 
 
@@ -127,11 +128,7 @@ def available_bytes() -> int | None:
     Returns:
         Bytes, or None where the system does not tell (anything but Linux).
     """
-    try:
-        match = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(match[1]) * 1024 if match else None
+    return _kilobytes(Path("/proc/meminfo"), "MemAvailable")
 
 
 # Accelerators whose driver is on this machine, and what makes a backend see them.
@@ -172,7 +169,11 @@ def unseen_accelerators(backend: str, kind: str) -> list[str]:
     Returns:
         A sentence for each; none where the environment hides them: `CUDA_VISIBLE_DEVICES=""`, `JAX_PLATFORMS=cpu`.
     """
-    if kind != "cpu" or _hidden(backend):
+    if backend == "jax":
+        hidden = os.environ.get("JAX_PLATFORMS", "") == "cpu"
+    else:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if kind != "cpu" or hidden:
         return []
     messages = []
     for driver in _here():
@@ -186,9 +187,3 @@ def unseen_accelerators(backend: str, kind: str) -> list[str]:
 
 def _here() -> list[Driver]:
     return [driver for driver in DRIVERS if any(trace.exists() for trace in driver.traces)]
-
-
-def _hidden(backend: str) -> bool:
-    if backend == "jax":
-        return os.environ.get("JAX_PLATFORMS", "") == "cpu"
-    return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")

@@ -33,9 +33,10 @@ def import_keras() -> None:
         other = {"tensorflow": "jax", "jax": "tensorflow"}.get(name)
         if other is None or importlib.util.find_spec(name) is not None:
             raise
+        way_out = f", or export KERAS_BACKEND={other}" if importlib.util.find_spec(other) is not None else ""
         raise ImportError(
             f"{name} is not installed, and Keras is set to run on it: "
-            f"{install_command(name, *packages_for(name))}{_other_backend(other)}"
+            f"{install_command(name, *packages_for(name))}{way_out}"
         ) from error
 
 
@@ -49,10 +50,6 @@ def import_tensorflow() -> None:
 def has_chip() -> bool:
     """Whether this machine may have an accelerator; elsewhere than on Linux nothing tells, and it may."""
     return sys.platform != "linux" or any(Path(place).exists() for place in _CHIPS)
-
-
-def _other_backend(name: str) -> str:
-    return f", or export KERAS_BACKEND={name}" if importlib.util.find_spec(name) is not None else ""
 
 
 @contextmanager

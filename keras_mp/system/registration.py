@@ -40,7 +40,7 @@ def register_with_keras() -> None:
 
 
 class _AfterKeras(MetaPathFinder):
-    """Finds Keras as Python does, once, and has the classes registered when it is there."""
+    """Finds Keras once, and registers the classes after its import."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if fullname != "keras":

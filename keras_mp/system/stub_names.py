@@ -1,4 +1,7 @@
-"""The names that a stub declares, imported when they are first used: a package names each public name once."""
+"""The names that a stub declares, imported when they are first used: a package names each public name once.
+
+`lazy_loader.attach_stub` reads only relative imports of a package's own modules: most stubs here name other rooms.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,11 @@ def door(space: dict[str, Any], registers: bool = True) -> tuple[Callable[[str],
         if name == "__all__":
             return list(home())
         if name not in home():
-            inside = _place_of(name, Path(space["__file__"]).parent, home(), module)
+            folder, inside = Path(space["__file__"]).parent, ""
+            for place in (place for place, owner in home().items() if owner == module):  # the modules within
+                stubs = (folder / place / "__init__.pyi", folder / f"{place}.pyi")
+                if any(name in names_in_stub(stub) for stub in stubs if stub.is_file()):
+                    inside = inside or place
             known = f"it is {module}.{inside}.{name}" if inside else f"it has {', '.join(home())}"
             raise AttributeError(f"module {module!r} has no attribute {name!r}; {known}")
         place = home()[name]
@@ -42,15 +49,6 @@ def door(space: dict[str, Any], registers: bool = True) -> tuple[Callable[[str],
         return space[name]
 
     return get, lambda: sorted({*space, *home()})
-
-
-def _place_of(name: str, folder: Path, home: dict[str, str], module: str) -> str:
-    """The module within, of those that a stub names, whose own stub has a name; "" where none has it."""
-    for place in (place for place, owner in home.items() if owner == module):
-        stubs = (folder / place / "__init__.pyi", folder / f"{place}.pyi")
-        if any(name in names_in_stub(stub) for stub in stubs if stub.is_file()):
-            return place
-    return ""
 
 
 def names_in_stub(path: Path) -> dict[str, str]:

@@ -5,10 +5,17 @@ import numpy as np
 from keras import layers, ops
 
 import keras_mp
+from keras_mp.numerics.ranges import Range
 
 
 def normal(*shape):
     return np.random.default_rng().normal(size=shape).astype("float32")
+
+
+def measure(x, name, scale=1.0):
+    values = Range({name: scale})
+    values.update(x)
+    return values.loss(name)
 
 
 @keras.saving.register_keras_serializable("faults")

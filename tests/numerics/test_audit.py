@@ -10,6 +10,7 @@ from faults import (
     healthy,
     large_activations,
     large_logits,
+    measure,
     nan_weight,
     normal,
     small_gradients,
@@ -19,7 +20,6 @@ from keras import layers, ops
 import keras_mp
 from keras_mp import audit
 from keras_mp.conversion.to_float32 import in_float32
-from keras_mp.numerics.ranges import measure
 from keras_mp.precision.formats import FORMATS
 from keras_mp.precision.policy import set_global_policy
 
@@ -120,8 +120,6 @@ def test_small_gradients_are_the_first_suspect_and_the_scale_brings_them_in():
     first = report.suspects()[0]
     assert first.path == "small" and first.safe and "scale the loss" in first.remedy
     small = by_path(report)["small"]
-    low, high = small.scales
-    assert 1 < low <= high
     gradient = small.ranges["output gradient"]
     assert measure(np.full(3, gradient.largest), "float16").zeroed == 1
     assert measure(np.full(3, gradient.largest), "float16", report.loss_scale).zeroed == 0

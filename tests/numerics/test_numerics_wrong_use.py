@@ -11,7 +11,6 @@ from keras import layers
 import keras_mp
 from keras_mp import audit, search_policy
 from keras_mp.numerics import compare_training, find_nonfinite
-from keras_mp.numerics.ranges import measure
 
 LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 UNBUILT = "is not built"
@@ -71,11 +70,6 @@ WRONG = [
     *(
         (lambda m, x, y, most=most: keras_mp.NonFiniteFinder(max_consecutive_skips=most), "max_consecutive_skips=")
         for most in (0, 2.5, True)
-    ),
-    (lambda m, x, y: measure([1.0], "int8"), "format='int8' must be one of .*'E4M3'"),
-    *(
-        (lambda m, x, y, scale=scale: measure([1.0], "float16", scale), "scale=.* must be a positive finite number")
-        for scale in (0, -1.0, math.inf, math.nan, "2")
     ),
 ]
 

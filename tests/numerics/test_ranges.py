@@ -3,8 +3,9 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+from faults import measure
 
-from keras_mp.numerics.ranges import Range, measure, merged
+from keras_mp.numerics.ranges import Range, merged
 from keras_mp.precision.formats import FORMATS, current_scale
 
 # Bits of mantissa, exponent of the smallest normal number, largest number: from the standards, not from ml_dtypes.
