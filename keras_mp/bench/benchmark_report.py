@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 from rich.console import RenderableType
 
 from keras_mp.bench.workloads import Measured, Spread, quartiles, ratio
 from keras_mp.reporting.answer import Sentence
-from keras_mp.reporting.html import document, folded
-from keras_mp.reporting.html import table as html_table
-from keras_mp.reporting.pictures import Bar, as_long, bar_chart, in_page
+from keras_mp.reporting.pictures import Bar, as_long, bar_chart
 from keras_mp.reporting.report import PicturedReport, plain_values
 from keras_mp.reporting.table import ColumnTable
 
@@ -132,17 +129,8 @@ class BenchmarkReport(PicturedReport):
         below = f"Time of a step compared with {self.base}; the line is the middle half of the rounds"
         return bar_chart(self.title, below, [self._bar(row) for row in self.rows])
 
-    def _html(self) -> str:
-        names, rows = self.table()
-        parts = [
-            f"<h1>{escape(self.title)}</h1>",
-            *(f"<p>{escape(text)}</p>" for text in [*self.verdict, *self.problems]),
-            in_page(self._svg),
-            folded("What was measured", html_table(names, rows, numbers=range(1, len(names)))),
-            *(f"<p>{escape(text)}</p>" for text in self.notes),
-            f"<p>{escape(', '.join(f'{name} {version}' for name, version in self.versions.items()))}</p>",
-        ]
-        return document(self.title, parts)
+    def _title(self) -> str:
+        return self.title
 
     def _answer(self) -> list[Sentence]:
         names, rows = self.table()
@@ -154,7 +142,9 @@ class BenchmarkReport(PicturedReport):
 
     def _tables(self) -> dict[str, list[RenderableType]]:
         names, rows = self.table()
-        return {"measured": [ColumnTable(self.title, names, narrow=names[:4], right=names[1:], rows=rows)]}
+        table = ColumnTable(self.title, names, narrow=names[:4], right=names[1:], rows=rows)
+        table.caption = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return {"measured": [table]}
 
     def _verdict(self, row: Measured) -> str:
         of_base = self.ratio(row.name)

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import keras
@@ -16,8 +15,7 @@ from keras_mp.fp8.convert import convert
 from keras_mp.numerics.data import batches_of
 from keras_mp.precision.policy import POLICIES, restored_policy
 from keras_mp.reporting.answer import Sentence
-from keras_mp.reporting.html import document, table
-from keras_mp.reporting.pictures import difference_picture, in_page
+from keras_mp.reporting.pictures import difference_picture
 from keras_mp.reporting.progress import progress
 from keras_mp.reporting.report import PicturedReport, plain_values
 from keras_mp.reporting.table import ColumnTable
@@ -94,16 +92,8 @@ class ParityReport(PicturedReport):
             first=width,
         )
 
-    def _html(self) -> str:
-        names, rows = self._table()
-        parts = [
-            "<h1>The same training in several precisions</h1>",
-            *(f"<p>{escape(self.verdict(name))}</p>" for name in self._others),
-            in_page(self._svg),
-            f"<h2>Final loss: {escape(self.final_is)}</h2>",
-            table(names, rows, numbers=range(1, len(names))),
-        ]
-        return document("Parity", parts)
+    def _title(self) -> str:
+        return "The same training in several precisions"
 
     def _answer(self) -> list[Sentence]:
         names, rows = self._table()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any, NamedTuple
 
 import keras
@@ -17,7 +16,6 @@ from keras_mp.numerics.trial import Assignment, set_policies, units_of
 from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild import layers_by_path
 from keras_mp.reporting.answer import Sentence
-from keras_mp.reporting.html import document, table
 from keras_mp.reporting.report import Report, plain_values
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import shorten_middle
@@ -125,29 +123,8 @@ class PolicySearch(Report):
         names = ("message", "base", "restored", "fp8_layers", "shares", "loss_scale", "tolerance", "tried", "layers")
         return plain_values({name: getattr(self, name) for name in (*names, "closed")})
 
-    def _html(self) -> str:
-        precisions = [(path, self.base) for path in self.layers if path not in self.restored]
-        tried = []
-        for number, trial in enumerate(self.tried, 1):
-            errors = (f"{trial.loss_error:.3g}", f"{trial.gradient_error:.3g}")
-            passed = "yes" if trial.passed else "no"
-            tried.append((str(number), str(trial.fp8), str(len(trial.restored)), *errors, passed))
-        shares = [(name, f"{share:.1%}") for name, share in self.shares.items()]
-        names = ("mix", "in FP8", "restored", "error of the loss", "of the gradients", "passed")
-        parts = [
-            "<h1>Precision of each layer</h1>",
-            f"<p>{escape(self.message)}</p>",
-            f"<p>Tolerance {self.tolerance:g}; initial loss scale for float16 {self.loss_scale:g}.</p>",
-            "<h2>Weights</h2>",
-            table(("precision", "share"), shares, numbers=(1,)),
-            "<h2>Layers</h2>",
-            table(("layer", "precision"), [*self.restored.items(), *precisions]),
-            "<h2>Layers in FP8</h2>",
-            table(("layer",), [(path,) for path in self.fp8_layers]) if self.fp8_layers else "<p>None.</p>",
-            "<h2>Mixes tried</h2>",
-            table(names, tried, numbers=range(5)),
-        ]
-        return document("Precision of each layer", parts)
+    def _title(self) -> str:
+        return "Precision of each layer"
 
     def _answer(self) -> list[Sentence]:
         said = [Sentence("", self.message)]
@@ -160,7 +137,16 @@ class PolicySearch(Report):
 
     def _tables(self) -> dict[str, list[RenderableType]]:
         names = ("layer", "precision")
-        return {"layers": [ColumnTable("Restored", names, names, rows=self.restored.items())]} if self.restored else {}
+        others = {path: self.base for path in self.layers if path not in self.restored}
+        layers = {**self.restored, **others, **dict.fromkeys(self.fp8_layers, "fp8")}.items()
+        title = f"Mixes tried, within a tolerance of {self.tolerance:g} or not"
+        columns = ("mix", "in FP8", "restored", "error of the loss", "of the gradients", "passed")
+        tried = ColumnTable(title, columns, columns, columns[:5])
+        for number, trial in enumerate(self.tried, 1):
+            errors = (f"{trial.loss_error:.3g}", f"{trial.gradient_error:.3g}")
+            passed = "yes" if trial.passed else "no"
+            tried.add_row(str(number), str(trial.fp8), str(len(trial.restored)), *errors, passed)
+        return {"layers": [ColumnTable("Layers, those restored first", names, names, rows=layers)], "tried": [tried]}
 
 
 def _same_layers(model: keras.Model, expected: tuple[str, ...], closed: frozenset[str]) -> dict[str, str]:

@@ -65,10 +65,15 @@ class Sentence:
         return len(self._lines(COLUMNS)) + code + below
 
     def html(self) -> str:
-        """The label, the words and the code as a paragraph."""
+        """The label, the words and the code as a paragraph, and a table below."""
         label = f"<strong>{escape(self.label)}:</strong> " if self.label else ""
         code = f"<pre><code>{escape(chr(10).join(self.code))}</code></pre>" if self.code else ""
-        return (f"<p>{label}{breakable(self.text)}</p>" if self.text else "") + code
+        return (f"<p>{label}{breakable(self.text)}</p>" if self.text else "") + code + html(self.below)
+
+
+def html(part: RenderableType | None) -> str:
+    """A sentence or a table of a report as HTML; nothing for a bar."""
+    return part.html() if isinstance(part, (Sentence, ColumnTable)) else ""
 
 
 def fitting(sentences: Iterable[Sentence], lines: int = LINES) -> list[Sentence]:

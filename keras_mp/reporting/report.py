@@ -7,13 +7,16 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from rich.console import Group, RenderableType
 
-from keras_mp.reporting.answer import COLUMNS, LINES, Details, Sentence, fitting, markdown
+from keras_mp.reporting.answer import COLUMNS, LINES, Details, Sentence, fitting, html, markdown
+from keras_mp.reporting.html import document, folded
+from keras_mp.reporting.pictures import in_page
 from keras_mp.reporting.table import plain_text
 from keras_mp.system.atomic_write import write_text
 
@@ -83,9 +86,16 @@ class Report(ABC):
             write_text(text, Path(path))
         return text
 
-    @abstractmethod
     def _html(self) -> str:
-        """The page as text."""
+        """The page: the answer, the picture, the tables folded."""
+        picture = in_page(self._svg) if isinstance(self, PicturedReport) else ""
+        tables = (folded(name.capitalize(), "".join(map(html, parts))) for name, parts in self._tables().items())
+        said = (sentence.html() for sentence in self._answer())
+        return document(self._title(), [f"<h1>{escape(self._title())}</h1>", *said, picture, *tables])
+
+    def _title(self) -> str:
+        """The title of the page."""
+        return type(self).__name__
 
     @abstractmethod
     def _answer(self) -> Sequence[Sentence]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from html import escape
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -11,6 +12,7 @@ from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from keras_mp.reporting.html import table as html_table
 from keras_mp.reporting.text import shorten_middle
 
 WIDE = 120  # characters; most terminals open with 80
@@ -58,6 +60,12 @@ class ColumnTable:
     def add_row(self, *cells: str) -> None:
         """Adds a row, a cell for each column."""
         self.rows.append(cells)
+
+    def html(self) -> str:
+        """The title, all columns, and the caption."""
+        title = f"<h3>{escape(self.title)}</h3>" if self.title else ""
+        caption = f"<p>{escape(self.caption)}</p>" if self.caption else ""
+        return title + html_table(self.names, self.rows, [self.names.index(name) for name in self.right]) + caption
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
         wide = options.max_width >= WIDE

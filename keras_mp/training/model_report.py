@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any, NamedTuple
 
 import keras
@@ -27,7 +26,6 @@ from keras_mp.rebuild.quantized_banks import quantized_banks
 from keras_mp.rebuild.walk import check_is_model
 from keras_mp.reporting import remedies
 from keras_mp.reporting.answer import Sentence
-from keras_mp.reporting.html import document, folded, table
 from keras_mp.reporting.report import Report
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import listed, pattern_of, without_numbers
@@ -133,10 +131,8 @@ class ModelReport(Report):
             return {}
         return {"parts": [ColumnTable("Parts", _COLUMNS, narrow=_COLUMNS, rows=map(_cells, self.parts))]}
 
-    def _html(self) -> str:
-        said = (sentence.html() for sentence in self._answer())
-        parts = folded("Parts", table(_COLUMNS, [_cells(part) for part in self.parts]))
-        return document(self.name, [f"<h1>{escape(self.name)}</h1>", *said, parts])
+    def _title(self) -> str:
+        return self.name
 
 
 class _Change(NamedTuple):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any
 
 from keras_mp.planner.report import compile_table as told
 from keras_mp.planner.report.compilation import Compilation
-from keras_mp.reporting.html import document, folded, stacked_bar, table
+from keras_mp.reporting.answer import html
+from keras_mp.reporting.html import document, folded, stacked_bar
 from keras_mp.reporting.pictures import stacked_bars
-from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import byte_size
 
 
@@ -23,17 +22,9 @@ def page(report: Compilation) -> str:
         "<h2>Operations by operand dtype as compiled</h2>",
         stacked_bar(report.shares, "{:.1%}".format),
         "<h2>Details</h2>",
-        *(folded(name.capitalize(), "".join(map(_html, behind))) for name, behind in told.tables(report).items()),
+        *(folded(name.capitalize(), "".join(map(html, behind))) for name, behind in told.tables(report).items()),
     ]
     return document(f"{report.model} on {report.title}", parts)
-
-
-def _html(part: Any) -> str:
-    """A table under its title, or a sentence."""
-    if not isinstance(part, ColumnTable):
-        return part.html()
-    numbers = [part.names.index(name) for name in part.right]
-    return f"<h3>{escape(part.title)}</h3>" + table(part.names, part.rows, numbers)
 
 
 def picture(report: Compilation) -> str:
