@@ -319,7 +319,9 @@ def _suspects(report: AuditReport) -> Iterator[tuple[str, str, list[tuple[str, .
     """For each precision with any: its name, a title, rows."""
     for column in _PRECISIONS:
         suspects = report.suspects(column.precision)
-        rows = [(s.path, "yes" if s.safe else "no", s.tensor, s.reason, s.remedy) for s in suspects]
+        rows: list[tuple[str, ...]] = [
+            (s.path, "yes" if s.safe else "no", s.tensor, s.reason, s.remedy) for s in suspects
+        ]
         if rows:
             yield column.name, f"Layers to watch in {column.name}, the worst at the top", rows
 

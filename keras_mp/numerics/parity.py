@@ -85,7 +85,10 @@ class ParityReport(PicturedReport):
         width = max(1, self.steps // 50)
         mean = np.full(width, 1 / width)
         return difference_picture(
-            {name: [np.convolve(curve, mean, "valid") for curve in curves] for name, curves in self.curves.items()},
+            {
+                name: [np.convolve(curve, mean, "valid").tolist() for curve in curves]
+                for name, curves in self.curves.items()
+            },
             REFERENCE,
             x_title="step",
             y_title="Training loss less float32's with the same seed, the mean of the seeds",
