@@ -92,7 +92,8 @@ def measurements() -> str:
 
 def chips() -> str:
     """The table of chips, as Markdown."""
-    from keras_mp.precision.chips import CHIPS, TERA
+    from keras_mp.precision.chip import TERA
+    from keras_mp.precision.chips import CHIPS
     from keras_mp.precision.hardware import Device
     from keras_mp.precision.policy import choose_policy
 

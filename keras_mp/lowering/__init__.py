@@ -32,7 +32,7 @@ from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.lowering.lowered import UNATTRIBUTED, Argument, CompileError, Lowered, call_of, is_backward
 from keras_mp.parallel.plan import FLOAT16_ON_TPU, Plan, Rules, plan_of
 from keras_mp.parallel.split_rules import with_rules_of
-from keras_mp.precision.chips import Chip, GpuDescription
+from keras_mp.precision.chip import Chip, GpuDescription
 from keras_mp.precision.hardware import Device, support
 from keras_mp.precision.policy import CHOICES, COMPUTES_IN, asked_about, restored_policy
 from keras_mp.rebuild import has_no_value, layers_by_path, operations_of, own_variables, rebuild, unchanged

@@ -12,6 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import keras
@@ -42,26 +43,20 @@ Responses = dict[str, dict[str, float | str]]
 
 
 class _Inner(NamedTuple):
-    """A call in float32 that the code of a layer made of a layer inside."""
+    """A call in float32 of a layer inside."""
 
     layer: Any
     given: Any
     result: Any
 
 
+@dataclass
 class _Call:
-    """A call that is being made in float32.
+    """A call that is being made in float32."""
 
-    Attributes:
-        inner: the calls that its code makes.
-        hidden: whether one of them is in the body of a loop or of a branch, whose tensors cannot be used outside.
-        rounds: whether its code hands rounded arguments on.
-    """
-
-    def __init__(self, rounds: bool) -> None:
-        self.rounds = rounds
-        self.inner: list[_Inner] = []
-        self.hidden = False
+    rounds: bool  # whether its code hands rounded arguments on
+    inner: list[_Inner] = field(default_factory=list)  # the calls that its code makes
+    hidden: bool = False  # whether one is in the body of a loop or of a branch, whose tensors cannot be used outside
 
 
 def responses(model: keras.Model, batch: tuple, kept: set[int]) -> Responses:
@@ -116,7 +111,7 @@ def _with_model(model: keras.Model) -> dict[str, Any]:
 
 
 def _has_own_code(layer: Any) -> bool:
-    """Whether the code of a layer's `call()` is neither Keras's nor the kit's."""
+    """Whether `call()` is neither Keras's nor the kit's."""
     if not isinstance(layer, keras.layers.Layer) or has_no_call(layer):
         return False
     definer = next(base for base in original_class(layer).__mro__ if "call" in vars(base))
@@ -124,18 +119,12 @@ def _has_own_code(layer: Any) -> bool:
 
 
 class _Runs:
-    """The calls of a forward pass, each made again on what is rounded.
-
-    Attributes:
-        names: path and precision of each error.
-        errors: scalars, float32.
-        untried: the reasons of those that could not be made again, by path and precision.
-    """
+    """The calls of a forward pass, each made again, rounded."""
 
     def __init__(self, tap: Tap, kept: set[int], own_code: bool, data: Any) -> None:
-        self.names: list[tuple[str, str]] = []
-        self.errors: list[Any] = []
-        self.untried: dict[tuple[str, str], str] = {}
+        self.names: list[tuple[str, str]] = []  # path and precision of each error
+        self.errors: list[Any] = []  # scalars, float32
+        self.untried: dict[tuple[str, str], str] = {}  # why a call could not be made again, by path and precision
         self._tap, self._kept, self._own_code = tap, kept, own_code
         # Tensors that are float32 in any precision, by id: the data, and what operations of a graph make of it.
         self._wide = {id(x): x for x in _tensors(data)}
@@ -162,7 +151,8 @@ class _Runs:
                 result = function(*args, **kwargs)
             finally:
                 self._open.pop()
-            operates = not isinstance(layer, keras.layers.Layer) and self._is_wide((args, kwargs))
+            operates = not isinstance(layer, keras.layers.Layer)
+            operates &= all(id(x) in self._wide for x in _tensors((args, kwargs)) if has_float_dtype(x))
             if operates or stays and notes_of(layer) is None:
                 self._wide |= {id(x): x for x in _tensors(result)}
             tensors = _tensors((args, kwargs, result))
@@ -187,12 +177,9 @@ class _Runs:
         return call
 
     def _rounding(self, casts: bool, dtype: str, precision: str) -> Callable[[Any], Any]:
-        """Rounds an argument; where the layer itself does not, only one that another has rounded."""
+        """Rounds an argument that this layer or another rounds."""
         wide = {} if casts or any(made.rounds for made in self._open) else self._wide
         return lambda x: x if id(x) in wide else _cast(dtype if casts else "float32", precision, x)
-
-    def _is_wide(self, structure: Any) -> bool:
-        return all(id(x) in self._wide for x in _tensors(structure) if has_float_dtype(x))
 
     def _replayed(self, layer: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         assert self._again is not None
@@ -219,11 +206,8 @@ class _Runs:
 def _in_precision(
     layer: Any, dtype: str, precision: str, kept: set[int], state: list[tuple[Any, Any]]
 ) -> Iterator[None]:
-    """Lets a layer, and those inside, compute in a dtype, from weights rounded to a precision; they assign nothing.
-
-    Args:
-        state: the values of what counts, such as seeds, before the call.
-    """
+    """Lets a layer compute in a dtype from rounded weights."""
+    # It assigns nothing; `state` has the values of what counts, such as seeds, before the call.
     parts = [] if dtype == "float32" else [part for part in (layer, *layers_below(layer)) if id(part) not in kept]
     before = [(part, part._dtype_policy) for part in parts]
     of_layer = getattr(layer, "variables", [])
@@ -243,10 +227,8 @@ def _in_precision(
 
 
 def _cast(dtype: str, precision: str, x: Any) -> Any:
-    """A float tensor rounded to a precision, in a dtype; anything else as it is.
-
-    Numbers past the largest become that: their ranges say that they overflow.
-    """
+    """A float tensor rounded to a precision, in a dtype."""
+    # Numbers past the largest become that: their ranges say that they overflow.
     if precision == "float32" or not has_float_dtype(x):
         return x
     most = format_named(precision).max
@@ -261,10 +243,8 @@ def _cast(dtype: str, precision: str, x: Any) -> Any:
 
 
 def _error(wide: Any, low: Any) -> Any:
-    """The size of the difference of two tensors as a share of the size of the first; of whole numbers, of their number.
-
-    What is not finite in the first is left out.
-    """
+    """The size of a difference as a share of the first's."""
+    # Of whole numbers the share that differs; what is not finite in the first is left out.
     if not has_float_dtype(wide):
         return ops.mean(ops.cast(ops.not_equal(wide, ops.cast(low, wide.dtype)), "float32"))
     wide, low = ops.cast(wide, "float32"), ops.cast(low, "float32")
@@ -277,11 +257,11 @@ def _error(wide: Any, low: Any) -> Any:
 
 
 def _draws(layer: Any) -> bool:
-    """Whether code of the layer itself draws random numbers, which may be others in another dtype."""
+    """Whether a layer draws random numbers: others in another dtype."""
     return any("seed_generator_state" in v.name for v in own_variables(layer))
 
 
 def _tensors(structure: Any) -> list[Any]:
-    """The tensors in a structure; of a sparse or ragged one, the values that it stores."""
+    """The tensors in a structure, of sparse ones the values."""
     leaves = map(backend.values_of, keras.tree.flatten(structure))
     return [x for x in leaves if ops.is_tensor(x) and keras.backend.standardize_dtype(x.dtype) != "string"]

@@ -105,7 +105,7 @@ def float16(layer: keras.Operation, ranges: Mapping[str, Range], scale: float, r
 
 
 def _overflow(layer: keras.Operation, ranges: Mapping[str, Range]) -> Verdict | None:
-    """The tensor whose overflow makes the layer's output infinite or NaN in float16."""
+    """The tensor whose overflow in float16 shows in the output."""
     kernel = ranges.get("kernel")
     if kernel is not None and _too_large(kernel, FLOAT16) and any(v._autocast for v in own_variables(layer)):
         return _overflowing("kernel", kernel)
@@ -122,8 +122,10 @@ def _overflow(layer: keras.Operation, ranges: Mapping[str, Range]) -> Verdict | 
         return None
     if isinstance(layer, keras.layers.Layer) and not getattr(layer, "autocast", True):
         return None  # it reads its input as it is
-    if isinstance(layer, _ELEMENTWISE) and _survives(_as_float16(layer), given):
-        return None
+    if isinstance(layer, _ELEMENTWISE):
+        narrow = type(layer).from_config({**layer.get_config(), "dtype": "float16"})
+        if _survives(narrow, given):
+            return None
     if not isinstance(layer, keras.layers.Layer) and _survives(layer.call, given):
         return None
     return _overflowing("input", given)
@@ -142,12 +144,8 @@ def _too_large(values: Range, format: Format) -> bool:
     return format.overflows(values.lowest) or format.overflows(values.highest)
 
 
-def _as_float16(layer: keras.Operation) -> Any:
-    return type(layer).from_config({**layer.get_config(), "dtype": "float16"})
-
-
 def _survives(function: Any, values: Range) -> bool:
-    """Whether an elementwise function of the extremes, in float16, is finite."""
+    """Whether a function of the extremes is finite in float16."""
     ends = np.array([[values.lowest, values.highest]], "float32")
     try:
         result = function(keras.ops.cast(ends, "float16"))
@@ -157,7 +155,7 @@ def _survives(function: Any, values: Range) -> bool:
 
 
 def _responding(layer: keras.Operation, response: float | str | None, format: Format) -> Verdict | None:
-    """The verdict on a layer whose result moves too far with its arguments, or that could not be run."""
+    """The verdict on a result that moves too far, or failed."""
     if isinstance(response, str):
         reason = f"it was not tried: in {format.name} its code fails: {response}"
         return Verdict(False, "output", reason, f"give the layer {remedies.FLOAT32_LAYER}", tried=False)

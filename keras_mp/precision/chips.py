@@ -5,25 +5,9 @@ import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from keras_mp.precision.chip import GIB, GIGA, TERA, Chip, GpuDescription, TpuSlices
+from keras_mp.precision.chip import GIB, Chip
 from keras_mp.precision.chip_table import AMD_GPUS, GOOGLE_TPUS, NVIDIA_DATA_CENTER_GPUS, NVIDIA_DESKTOP_GPUS
 from keras_mp.system.one_of import did_you_mean
-
-__all__ = [
-    "CHIPS",
-    "GIB",
-    "GIGA",
-    "TERA",
-    "Chip",
-    "GpuDescription",
-    "TpuSlices",
-    "target_in",
-    "chip_name",
-    "find_chip",
-    "identify_chip",
-    "nearest_hint",
-    "parse_target",
-]
 
 CHIPS: Mapping[str, Chip] = MappingProxyType(
     {chip.name: chip for chip in (*GOOGLE_TPUS, *NVIDIA_DATA_CENTER_GPUS, *NVIDIA_DESKTOP_GPUS, *AMD_GPUS)}

@@ -217,16 +217,3 @@ def scale_and_cast(x: Any, format: Format, scale: Any) -> Any:
         A tensor of `format.dtype`, of x's shape.
     """
     return cast(keras.ops.cast(x, "float32") * scale, format)
-
-
-def dequantize(values: Any, scale: Any) -> Any:
-    """Undoes the scaling: `float32(values) / scale`.
-
-    Args:
-        values: the result of `scale_and_cast`.
-        scale: the scale that `scale_and_cast` was given.
-
-    Returns:
-        A float32 tensor of the shape of values.
-    """
-    return keras.ops.cast(values, "float32") / scale

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from keras_mp.lowering import CUDNN, TracedChip, traced
-from keras_mp.precision.chips import CHIPS, Chip, GpuDescription, TpuSlices, nearest_hint, target_in
+from keras_mp.precision.chip import Chip, GpuDescription, TpuSlices
+from keras_mp.precision.chips import CHIPS, nearest_hint, target_in
 from keras_mp.system.packages import install_command
 
 HOST_TITLE = "this machine's CPU"
