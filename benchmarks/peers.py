@@ -17,7 +17,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -27,12 +29,15 @@ from rich.console import Console
 
 from keras_mp.bench.benchmark_report import BenchmarkReport
 from keras_mp.bench.workloads import Task, compare, device_of
-from keras_mp.reporting.pictures import Bar, as_long, bar_chart
+from keras_mp.reporting.html import COLOURS
+from keras_mp.reporting.pictures import OTHER, svg
+from keras_mp.reporting.text import shorten_middle
 from keras_mp.system.atomic_write import write_text
 from keras_mp.system.host import cpu_flags, cpu_name
 
 MODELS = ("gpt", "resnet18", "vit-tiny")
 BASE = "keras_mp, TensorFlow"
+NAME, LINE = 44, 110  # characters
 TITLES = {
     "gpt": "GPT, 6 layers of width 384, batch 8 x 256",
     "resnet18": "ResNet-18, batch 16 of 32 x 32",
@@ -100,6 +105,60 @@ def product_rate() -> str:
         return ""
     printed = subprocess.run([sys.executable, "-c", PRODUCT], check=True, capture_output=True, text=True).stdout
     return f", which multiply in bfloat16 at {printed.strip()} GFLOP/s together"
+
+
+class Bar(NamedTuple):
+    """A bar.
+
+    Attributes:
+        name: the text left of it.
+        length: the length in any unit; None where there is nothing to draw.
+        low, high: the ends of a line on it.
+        words: the text right of it.
+        highlighted: whether it has the first of the two colours.
+    """
+
+    name: str
+    length: float | None
+    low: float
+    high: float
+    words: str
+    highlighted: bool
+
+
+def bar_chart(title: str, below: str, bars: Sequence[Bar]) -> str:
+    """Draws bars, one below the other.
+
+    Args:
+        title: the text above them.
+        below: a line below the title, on what the bars and their lines are.
+        bars: the bars, from top to bottom.
+    """
+
+    def draw(figure: Any) -> None:
+        axes = figure.add_subplot()
+        figure.suptitle(
+            f"{shorten_middle(title, LINE)}\n{shorten_middle(below, LINE)}", x=0.01, ha="left", fontsize=9.0
+        )
+        axes.set_yticks(range(len(bars)), [shorten_middle(bar.name, NAME) for bar in bars])
+        axes.set_xticks([])
+        axes.set_xlim(0, 1.6 * max((bar.high for bar in bars if bar.length is not None), default=1.0))
+        for place, bar in enumerate(bars):
+            if bar.length is not None:
+                axes.barh(place, bar.length, color=COLOURS[0] if bar.highlighted else OTHER)
+                axes.hlines(place, bar.low, bar.high, color="black")
+            axes.text(max(bar.length or 0.0, bar.high), place, f" {shorten_middle(bar.words, NAME)}", va="center")
+        axes.set_ylim(len(bars) - 0.5, -0.5)
+
+    return svg(draw, 720, 72 + 26 * len(bars))
+
+
+def as_long(ratio: float) -> str:
+    """A ratio of two times in words: "6% longer", "9% shorter", "as long", "2.5 times as long"."""
+    if ratio >= 1.995:
+        return f"{ratio:.2g} times as long"
+    percent = round(100 * (ratio - 1))
+    return f"{abs(percent)}% {'longer' if percent > 0 else 'shorter'}" if percent else "as long"
 
 
 def draw(path: Path) -> Path:

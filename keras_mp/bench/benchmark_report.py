@@ -1,4 +1,4 @@
-"""What a benchmark measured: as a table, as JSON, as Markdown, as a picture."""
+"""What a benchmark measured: as a table, as JSON, as Markdown, as a page."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from rich.console import RenderableType
 
 from keras_mp.bench.workloads import Measured, Spread, quartiles, ratio
 from keras_mp.reporting.answer import Sentence
-from keras_mp.reporting.pictures import Bar, as_long, bar_chart
-from keras_mp.reporting.report import PicturedReport, plain_values
+from keras_mp.reporting.report import Report, plain_values
 from keras_mp.reporting.table import ColumnTable
 
 _COLUMNS = ("", "step, ms", "time, of the base's", "a second", "compile, s", "MiB", "of peak", "batch")
 
 
 @dataclass
-class BenchmarkReport(PicturedReport):
-    """The result of `keras_mp.bench.benchmark`. The picture has the time of a step, a bar a row, with its quartiles.
+class BenchmarkReport(Report):
+    """The result of `keras_mp.bench.benchmark`.
 
     Attributes:
         title: the thing that was measured, and the machine.
@@ -125,10 +124,6 @@ class BenchmarkReport(PicturedReport):
         kept = [place for place, _ in enumerate(names) if place == 0 or any(cells[place] for cells in rows)]
         return [names[place] for place in kept], [[cells[place] for place in kept] for cells in rows]
 
-    def _svg(self) -> str:
-        below = f"Time of a step compared with {self.base}; the line is the middle half of the rounds"
-        return bar_chart(self.title, below, [self._bar(row) for row in self.rows])
-
     def _title(self) -> str:
         return self.title
 
@@ -174,15 +169,6 @@ class BenchmarkReport(PicturedReport):
             f"{used:.0%}" if used else "",
             str(row.details.get("batch", "")),
         ]
-
-    def _bar(self, row: Measured) -> Bar:
-        step, of_base = self.step(row.name), self.ratio(row.name)
-        highlighted = row.name == self.base
-        if step is None:
-            return Bar(row.name, None, 0.0, 0.0, row.problem, highlighted)
-        words = f"{_milliseconds(step.median)} ms"
-        words += f", {as_long(of_base.median)}" if of_base and not highlighted else ""
-        return Bar(row.name, step.median, step.low, step.high, words, highlighted)
 
 
 def _milliseconds(seconds: float) -> str:

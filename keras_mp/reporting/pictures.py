@@ -1,4 +1,4 @@
-"""Pictures of reports as SVG, drawn by matplotlib: bars, and curves as differences from a reference."""
+"""Pictures of reports as SVG, drawn by matplotlib: stacked bars, and curves as differences from a reference."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from keras_mp.reporting.html import COLOURS, colours_of, scrolling
+from keras_mp.reporting.html import colours_of, scrolling
 from keras_mp.reporting.text import shorten_middle
 from keras_mp.system.packages import install_command
 
@@ -67,60 +67,6 @@ def in_page(picture: Callable[[], str]) -> str:
         return ""
     drawn = picture()
     return scrolling(drawn[drawn.index("<svg") :])
-
-
-class Bar(NamedTuple):
-    """A bar.
-
-    Attributes:
-        name: the text left of it.
-        length: the length in any unit; None where there is nothing to draw.
-        low, high: the ends of a line on it.
-        words: the text right of it.
-        highlighted: whether it has the first of the two colours.
-    """
-
-    name: str
-    length: float | None
-    low: float
-    high: float
-    words: str
-    highlighted: bool
-
-
-def bar_chart(title: str, below: str, bars: Sequence[Bar]) -> str:
-    """Draws bars, one below the other.
-
-    Args:
-        title: the text above them.
-        below: a line below the title, on what the bars and their lines are.
-        bars: the bars, from top to bottom.
-    """
-
-    def draw(figure: Any) -> None:
-        axes = figure.add_subplot()
-        figure.suptitle(
-            f"{shorten_middle(title, _LINE)}\n{shorten_middle(below, _LINE)}", x=0.01, ha="left", fontsize=9.0
-        )
-        axes.set_yticks(range(len(bars)), [shorten_middle(bar.name, _NAME) for bar in bars])
-        axes.set_xticks([])
-        axes.set_xlim(0, 1.6 * max((bar.high for bar in bars if bar.length is not None), default=1.0))
-        for place, bar in enumerate(bars):
-            if bar.length is not None:
-                axes.barh(place, bar.length, color=COLOURS[0] if bar.highlighted else OTHER)
-                axes.hlines(place, bar.low, bar.high, color="black")
-            axes.text(max(bar.length or 0.0, bar.high), place, f" {shorten_middle(bar.words, _NAME)}", va="center")
-        axes.set_ylim(len(bars) - 0.5, -0.5)
-
-    return svg(draw, 720, 72 + 26 * len(bars))
-
-
-def as_long(ratio: float) -> str:
-    """A ratio of two times in words: "6% longer", "9% shorter", "as long", "2.5 times as long"."""
-    if ratio >= 1.995:
-        return f"{ratio:.2g} times as long"
-    percent = round(100 * (ratio - 1))
-    return f"{abs(percent)}% {'longer' if percent > 0 else 'shorter'}" if percent else "as long"
 
 
 def stacked_bars(title: str, charts: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
