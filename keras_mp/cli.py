@@ -407,7 +407,7 @@ def _names(text: str) -> list[str]:
 
 
 def _check_writable(**files: Path | None) -> None:
-    """Refuses a folder as a file before the work is done."""
+    """Refuses a folder as a file before the work."""
     for name, path in files.items():
         if path is not None and path.is_dir():
             raise IsADirectoryError(f"--{name} {str(path)!r} is a folder: name a file in it")
@@ -465,7 +465,7 @@ def _step(
     imports: list[str] | None,
     unsafe: bool,
 ) -> tuple[Any, Any, bool]:
-    """A model, a batch, and whether it is compiled to train."""
+    """A model, a batch, and whether it can train."""
     # The policy "auto" of a training recipe or a function is that of the chip.
     size = 8 if batch_size is None else batch_size
     if _is_file(model, context):

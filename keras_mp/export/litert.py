@@ -181,7 +181,7 @@ def _converted(
     feeds: Callable[[], Iterator[Any]] | None = None,
     stays_float: Sequence[str] = (),
 ) -> LiteRTFile:
-    """A file, quantized with the ranges of feeds, but for `stays_float`."""
+    """A file, quantized by feeds but for `stays_float`."""
     import tensorflow as tf
 
     with warnings.catch_warnings(), quiet_stderr():
@@ -265,7 +265,7 @@ def _quantized(
 
 
 def _converted_as_trained(model: keras.Model, quantize: str, sample: Any) -> LiteRTFile:
-    """The file of a model with its rounded weights and ranges."""
+    """The file of a model's rounded weights and ranges."""
     rounded = rebuild(model, to_float32, policy="float32", sample=sample, carry_compile=False).model
     try:
         settle(rounded)
@@ -283,7 +283,7 @@ def _converted_as_trained(model: keras.Model, quantize: str, sample: Any) -> Lit
 
 
 def _scores(run: Any, signature: Signature, model: keras.Model, x: Any, y: Any) -> list[dict[str, float]]:
-    """The loss and metrics of a model, and of its file."""
+    """The loss and metrics of a model and its file."""
     feed = signature.feed(x, "evaluate")
     records = range(0, len(next(iter(feed.values()))), int8.BATCH)
     batches = [run({name: array[start : start + int8.BATCH] for name, array in feed.items()}) for start in records]

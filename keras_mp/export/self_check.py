@@ -29,7 +29,7 @@ DETERMINISTIC = 1e-3
 
 
 class _Domain(NamedTuple):
-    """Whole numbers and texts that a model has a place for."""
+    """Whole numbers and texts that a model takes."""
 
     below: int  # exclusive
     words: tuple[str, ...]

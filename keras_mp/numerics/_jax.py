@@ -73,7 +73,7 @@ def _state_of(model: keras.Model) -> list[Any]:
 
 
 def _traced_here() -> Callable[[], bool]:
-    """Returns a function that tells whether the trace is still this."""
+    """A function that tells whether the trace is still this."""
     # Here, because importing Keras does not import it.
     try:
         from jax.extend.core import get_opaque_trace_state

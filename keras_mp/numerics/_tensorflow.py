@@ -154,7 +154,7 @@ def _shapes_tap(shapes: list[tf.Tensor]) -> Tap:
 
 @contextmanager
 def _unchanged(model: keras.Model) -> Iterator[None]:
-    """Puts back what the forward pass changes: moving statistics, seeds, metrics."""
+    """Puts back moving statistics, seeds and metrics."""
     variables = [*model.non_trainable_variables, *model.metrics_variables]
     before = [tf.identity(variable.value) for variable in variables]
     try:
@@ -206,7 +206,7 @@ def nonfinite_operation(
 
 
 class _Program:
-    """The operations that lead to the tensor `last` from a function's arguments."""
+    """The operations from a function's arguments to a tensor."""
 
     def __init__(self, graph: Any, last: tf.Tensor, leaves: Sequence[tf.Tensor]) -> None:
         self._last = last.name

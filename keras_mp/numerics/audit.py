@@ -128,7 +128,7 @@ class _Run:
                 sums[name] += total if math.isfinite(total) else math.inf
 
     def _lower_scale(self, scale: float) -> None:
-        """Lowers the scale for larger gradients, as a dynamic loss scale."""
+        """Lowers the scale, as a dynamic loss scale does."""
         if scale < self.scale:
             self.scale = scale
             for (kind, _), measured in self.ranges.items():
@@ -218,7 +218,7 @@ class _Run:
 def _finish(
     sample: int | None, record: Record, loss: Any, tensors: list[Any], tapped: list[Any], gradients: list[Any]
 ) -> dict[str, Any]:
-    """The extremes of every tensor of a step, and its sample."""
+    """The extremes and a sample of every tensor of a step."""
     wanted = sorted({place for call in record.calls for place in (*call.inputs, *call.outputs, *call.inner.values())})
     views = [("output", place, tensors[place]) for place in wanted]
     views += [("output gradient", place, tapped[place]) for place in wanted if tapped[place] is not None]

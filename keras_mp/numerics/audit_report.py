@@ -327,7 +327,7 @@ def _suspects(report: AuditReport) -> Iterator[tuple[str, str, list[tuple[str, .
 
 
 def _layer_table(report: AuditReport) -> str:
-    """A row a layer; on a phone its name is above it."""
+    """A row a layer; on a phone its name above."""
     names = "".join(f"<th>{column.name}</th>" for column in _PRECISIONS)
     rows = [f"<tr><th>layer</th>{names}</tr>"]
     for audited in report.layers:

@@ -283,7 +283,7 @@ def named_arrays(model: keras.Model, batch: tuple) -> dict[str, Any]:
 
 
 def _named(part: Any, name: str, keys: dict[str, str], names: list[str]) -> dict[str, Any]:
-    """The arrays of a part, named by its keys or their order."""
+    """The arrays of a part, named by keys or order."""
     given: dict[str, Any]
     if isinstance(part, dict) and not any(keras.tree.is_nested(array) for array in part.values()):
         given = {

@@ -98,7 +98,7 @@ class _Seen(NamedTuple):
 
 
 class _Event(NamedTuple):
-    """A tensor that is not finite, and when it was seen."""
+    """A tensor that is not finite, and its time."""
 
     when: int
     nonfinite: NonFinite
@@ -167,7 +167,7 @@ def find_nonfinite(model: keras.Model, batch: Any, loss_scale: float | None = No
 
 
 def _explained_step(step: _Step, batch: tuple, scale: float, first: _Outcome) -> NonFinite:
-    """The fault of a step whose data and weights are finite."""
+    """The fault of a step with finite data and weights."""
     if scale != 1.0 and first.forward_finite:
         lower = scale
         while lower > 1.0:
@@ -318,7 +318,7 @@ class _Outcome:
             yield _Event(when, NonFinite(call.path, tensor, bad[first].kind, count, backward, given, "", ""), first)
 
     def _harmless(self, place: int, readers: list[Call]) -> bool:
-        """Whether all readers put out finite values, as behind a mask."""
+        """Whether all readers put out finite values: a mask."""
         readers = [call for call in readers or self._readers.get(place, []) if call.outputs]
         return bool(readers) and all(not self._tensor(p).bad for call in readers for p in call.outputs)
 
@@ -434,7 +434,7 @@ def _bad_weight(path: str, variable: Any) -> NonFinite:
 
 
 def _advise(nonfinite: NonFinite, model: keras.Model, batch: tuple) -> None:
-    """Says by a step in float32 whether the precision is at fault."""
+    """Says whether the precision or the arithmetic is at fault."""
     layer = layers_by_path(model).get(nonfinite.path)
     dtype = getattr(layer, "compute_dtype", "float32" if computes_in_float32(model) else "")
     where = "" if nonfinite.backward else " before it"

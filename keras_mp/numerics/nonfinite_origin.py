@@ -115,7 +115,7 @@ def _none(tensors: Iterable[Any]) -> Any:
 
 
 def _broadcasts(shape: tuple[int | None, ...] | None, to: tuple[int | None, ...] | None) -> bool:
-    """Whether a tensor of one shape is broadcast to another by an elementwise operation, as far as sizes are known."""
+    """Whether one shape is broadcast to another, where known."""
     if shape is None or to is None or len(shape) > len(to):
         return False
     pairs = zip(reversed(shape), reversed(to), strict=False)

@@ -243,7 +243,7 @@ def _cast(dtype: str, precision: str, x: Any) -> Any:
 
 
 def _error(wide: Any, low: Any) -> Any:
-    """The size of a difference as a share of the first's."""
+    """The size of a difference, relative to the first's."""
     # Of whole numbers the share that differs; what is not finite in the first is left out.
     if not has_float_dtype(wide):
         return ops.mean(ops.cast(ops.not_equal(wide, ops.cast(low, wide.dtype)), "float32"))

@@ -244,7 +244,7 @@ class _Search:
         return restored
 
     def _with_fp8(self, restored: dict[str, str]) -> Assignment:
-        """As many layers in FP8 as pass, the least damaged first."""
+        """As many layers in FP8 as pass, least damaged first."""
 
         def damage(path: str) -> float:
             layer = self.audits.get(path)

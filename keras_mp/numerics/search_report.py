@@ -150,7 +150,7 @@ class PolicySearch(Report):
 
 
 def _same_layers(model: keras.Model, expected: tuple[str, ...], closed: frozenset[str]) -> dict[str, str]:
-    """The path in another model, by path in the searched one."""
+    """The path in another model, by the searched one's."""
     mine = list(units_of(model, closed))
     if set(mine) == set(expected):
         return {path: path for path in expected}

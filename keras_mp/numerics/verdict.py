@@ -155,7 +155,7 @@ def _survives(function: Any, values: Range) -> bool:
 
 
 def _responding(layer: keras.Operation, response: float | str | None, format: Format) -> Verdict | None:
-    """The verdict on a result that moves too far, or failed."""
+    """The verdict on a result that moves too far."""
     if isinstance(response, str):
         reason = f"it was not tried: in {format.name} its code fails: {response}"
         return Verdict(False, "output", reason, f"give the layer {remedies.FLOAT32_LAYER}", tried=False)

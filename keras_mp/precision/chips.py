@@ -42,7 +42,7 @@ def _name_words(text: str) -> list[str]:
 
 
 def _split_count(text: str) -> list[tuple[str, int | tuple[int, ...], bool]]:
-    """The ways to read a text as chip, number, Google's spelling."""
+    """The readings of a text: chip, number, Google's spelling."""
     # Of a slice ("v5e-2x4") the sides are the number; Google writes numbers after a dash.
     ways: list[tuple[str, int | tuple[int, ...], bool]] = []
     stripped = text.strip()

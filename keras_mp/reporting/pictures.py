@@ -137,7 +137,7 @@ def difference_picture(
 
 
 def _limits(low: np.ndarray, high: np.ndarray, lines: Mapping[str, np.ndarray]) -> tuple[float, float]:
-    """The lower and the upper edge, without the band's rare extremes."""
+    """The lower and upper edge without the band's extremes."""
     band = np.concatenate([low, high])
     band = band[np.isfinite(band)]
     ends = [0.0, *(np.quantile(band, [0.05, 0.95]) if band.size else [])]

@@ -102,7 +102,7 @@ class Report(ABC):
         """What is said first, the verdict before all else."""
 
     def _tables(self) -> Mapping[str, Sequence[RenderableType]]:
-        """The tables behind the answer, by the names that `details` takes."""
+        """The tables behind the answer, by name for `details`."""
         return {}
 
     def __rich__(self) -> Group:

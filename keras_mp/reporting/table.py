@@ -103,7 +103,7 @@ class ColumnTable:
         return max(len(part) for text in texts for part in (text.split() or [""] if words else [text]))
 
     def _room(self, shown: Sequence[int], width: int) -> tuple[int, set[int]]:
-        """The characters for a name, and the columns that are broken."""
+        """The characters for a name, and the broken columns."""
         names = [place for place in shown if self.names[place] in _NAMES]
         others = [place for place in shown if place not in names]
         # Prose is broken between words, and whatever else a name needs the room of.

@@ -114,7 +114,7 @@ def forget_peak() -> bool:
 
 
 def _kilobytes(path: Path, key: str) -> int | None:
-    """The bytes of a line "key: number kB" of a file."""
+    """The bytes of a file's line "key: number kB"."""
     try:
         match = re.search(rf"^{key}:\s+(\d+) kB$", path.read_text(), re.MULTILINE)
     except OSError:
