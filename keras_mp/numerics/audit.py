@@ -218,7 +218,7 @@ class _Run:
 def _finish(
     sample: int | None, record: Record, loss: Any, tensors: list[Any], tapped: list[Any], gradients: list[Any]
 ) -> dict[str, Any]:
-    """The extremes and a sample of every tensor of a step."""
+    """The extremes and a sample of each tensor seen."""
     wanted = sorted({place for call in record.calls for place in (*call.inputs, *call.outputs, *call.inner.values())})
     views = [("output", place, tensors[place]) for place in wanted]
     views += [("output gradient", place, tapped[place]) for place in wanted if tapped[place] is not None]
