@@ -193,6 +193,7 @@ def advise(
     html: Html = None,
     batch_size: BatchSize = None,
     length: Length = None,
+    inference: Annotated[bool, typer.Option("--inference", hidden=True)] = False,
     imports: Imports = None,
     unsafe: Unsafe = False,
     details: Details = False,
@@ -205,6 +206,11 @@ def advise(
     Steps are compiled, which takes minutes; results are kept. Options that are not listed here are passed to the
     training recipe, or to the function that builds a model, as `keras-mp inspect` does.
     """
+    if inference:
+        raise ValueError(
+            "--inference: the measures of advise change a training step. `keras-mp inspect --inference --target CHIP` "
+            "says whether a chip holds the forward pass"
+        )
     _check_writable(html=html)
     _find_modules_here()
     import_keras()

@@ -178,7 +178,7 @@ def test_data_that_is_none(command, files, file):
         (["inspect", "model.keras", "--target", "h10"], "target='h10' is not known. Did you mean 'h100'"),
         (["inspect", "model.keras", "--compare", "float8"], "float8"),
         (["advise", "model.keras", "--target", "h100", "--compare", "float8"], "compare='float8' must be one of"),
-        (["advise", "model.keras", "--target", "h100", "--inference"], "unknown after 'model.keras': --inference"),
+        (["advise", "model.keras", "--target", "h100", "--inference"], "`keras-mp inspect --inference --target CHIP`"),
         (["advise", "model.keras", "--target", "h100", "--strategy", "data"], "name them, as h100x4"),
         (
             ["advise", "model.keras", "--target", "h100x2", "--strategy", "dta"],
