@@ -11,14 +11,16 @@ PYTEST := $(BIN)/python -m pytest $(XDIST)
 newest = $(shell for v in $(1); do python$$v -c "" 2> /dev/null && echo python$$v && break; ls -d $(HOME)/.pyenv/versions/$$v.*/bin/python$$v 2> /dev/null | tail -1 | grep . && break; done)
 COLAB_PYTHON ?= $(call newest,3.13)
 NEWEST_PYTHON ?= $(call newest,3.13 3.12)
-on_newest = $(if $(NEWEST_PYTHON),KERAS_BACKEND=$(1) .venv-newest/bin/python -m pytest $(XDIST) -m "$(2)",@echo "$@: not run, for this machine has no Python 3.12 or 3.13, on PATH or of pyenv")
+on_newest = $(if $(NEWEST_PYTHON),KERAS_BACKEND=$(1) .venv-newest/bin/python -m pytest $(XDIST) -m "$(2)" $(3),@echo "$@: not run, for this machine has no Python 3.12 or 3.13, on PATH or of pyenv")
 # On TensorFlow a worker keeps what XLA compiled for it: in one go it would hold more than 4 GB.
 PARTS := "tests/[a-f]*/" "tests/[g-z]*/ tests/test_*.py"
 # Folders, or files and tests of a folder, whose slow tests continuous integration has the time for, in parts for the same reason.
 SLOW := "fp8 lean qat" "promises" "loss_scaling stability rebuild training" "backend export models" "bench/test_workloads.py planner/fit/test_kept_figures.py::test_models_that_differ_in_one_thing_do_not_share recipes/datasets recipes/test_cifar10.py system planner/test_assigned.py planner/test_lean_vocabulary.py"
+# A file of each room whose code is other code on JAX: what a new version of Keras or JAX breaks.
+NEWEST := backend/test_keras_patches.py export/test_saved_model.py fp8/test_layers.py lean/test_lean_families.py loss_scaling/test_optimizer_as_keras.py models/test_rotary.py numerics/test_nonfinite.py parallel/test_distribute.py planner/test_compile_report.py precision/test_doctor.py promises qat/test_keras_modes.py rebuild/test_rebuild.py recipes/test_digits.py stability/test_stabilize.py training/test_prepare.py treatment/test_in_place.py
 SLOW_ON_JAX := fp8 lean qat promises loss_scaling stability rebuild training backend export models numerics parallel planner/fit/test_advise.py planner/fit/test_advise_several_chips.py planner/test_fp8.py planner/test_lean_vocabulary.py
 
-.PHONY: train test test-slow bench test-all test-tensorflow test-jax test-long test-oldest test-newest test-newest-tensorflow test-newest-jax newest test-colab test-notebook bundle docs notebooks lint sweep tasks parity clean
+.PHONY: train test test-slow bench test-all test-tensorflow test-jax test-long test-oldest test-newest test-newest-jax newest test-colab test-notebook bundle docs notebooks lint sweep tasks parity clean
 
 train: .venv/train  ## Train the digits recipe and export it as a float32 SavedModel.
 	$(BIN)/python -m keras_mp.cli train digits
@@ -32,8 +34,8 @@ test-jax: .venv/test
 	KERAS_BACKEND=jax $(PYTEST) -m "jax and not slow"
 
 test-slow: .venv/test test-notebook  ## What continuous integration runs after `make test`: slow tests, by folder.
-	for part in $(SLOW); do KERAS_BACKEND=tensorflow $(PYTEST) -m slow $$(printf "tests/%s " $$part) || exit 1; done
-	KERAS_BACKEND=jax $(PYTEST) -m "jax and slow" $(addprefix tests/,$(SLOW_ON_JAX))
+	for part in $(SLOW); do KERAS_BACKEND=tensorflow $(PYTEST) -m "slow and not rare" $$(printf "tests/%s " $$part) || exit 1; done
+	KERAS_BACKEND=jax $(PYTEST) -m "jax and slow and not rare" $(addprefix tests/,$(SLOW_ON_JAX))
 
 test-long: .venv/test  ## The other slow tests, every test on JAX, and tests/long, whose tests take minutes each.
 	for folder in $$(ls -d tests/*/) tests/test_*.py; do KERAS_BACKEND=tensorflow $(PYTEST) -m "slow" $$folder || [ $$? = 5 ] || exit 1; done
@@ -63,13 +65,12 @@ test-oldest: .venv-oldest/test  ## The same tests on the oldest Keras, TensorFlo
 	KERAS_BACKEND=tensorflow .venv-oldest/bin/python -m pytest $(XDIST) --ignore tests/long
 	KERAS_BACKEND=jax .venv-oldest/bin/python -m pytest $(XDIST) --ignore tests/long
 
-test-newest: test-newest-tensorflow test-newest-jax  ## `make test` on the newest Python here and the newest of everything.
-
-test-newest-tensorflow: $(if $(NEWEST_PYTHON),.venv-newest/test)
+test-newest: $(if $(NEWEST_PYTHON),.venv-newest/test)  ## `make test` on the newest Python here and the newest of everything.
 	$(call on_newest,tensorflow,not slow)
-
-test-newest-jax: $(if $(NEWEST_PYTHON),.venv-newest/test)
 	$(call on_newest,jax,jax and not slow)
+
+test-newest-jax: $(if $(NEWEST_PYTHON),.venv-newest/test)  ## What continuous integration runs of it.
+	$(call on_newest,jax,jax and not slow,$(addprefix tests/,$(NEWEST)))
 
 newest: .venv-newest/test  ## constraints-newest.txt anew: the newest versions that pip finds today.
 	.venv-newest/bin/python -m pip install --upgrade --upgrade-strategy eager -e ".[test]"

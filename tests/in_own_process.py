@@ -1,7 +1,7 @@
 """Runs a test file in a process of its own, for tests that must configure devices before anything has used them.
 
-Such a file is not called test_*.py; a test beside it starts it, once for each of the parts QUICK and SLOW. The marks of
-a test in the file say which part it is in, as everywhere.
+Such a file is not called test_*.py; a test beside it starts it, once for each of the parts QUICK and SLOW, and RARE
+where it has such tests. The marks of a test in the file say which part it is in, as everywhere.
 """
 
 import os
@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 QUICK = pytest.param("not slow", id="quick", marks=pytest.mark.jax)
-SLOW = pytest.param("slow", id="slow", marks=[pytest.mark.slow, pytest.mark.jax, pytest.mark.timeout(900)])
+SLOW = pytest.param("slow and not rare", id="slow", marks=[pytest.mark.slow, pytest.mark.jax, pytest.mark.timeout(900)])
+RARE = pytest.param("rare", id="rare", marks=[pytest.mark.slow, pytest.mark.rare, pytest.mark.timeout(900)])
 
 
 def run(files: Path | list[Path], part: str, devices: int) -> None:

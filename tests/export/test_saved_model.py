@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
+from thirds import thirds
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
@@ -47,7 +48,7 @@ def in_float32(model, batch):
     "name",
     [
         pytest.param("dict_of_inputs", marks=pytest.mark.jax),  # in a process that imports TensorFlow
-        *(pytest.param(name, marks=pytest.mark.slow) for name in zoo.names() if name != "dict_of_inputs"),
+        *thirds(name for name in zoo.names() if name != "dict_of_inputs"),
     ],
 )
 def test_every_kind_of_model(name, tmp_path):

@@ -1,6 +1,4 @@
-"""convert, revert and explain on models of every kind."""
-
-import warnings
+"""convert, revert and explain; on models of every kind: tests/promises."""
 
 import keras
 import numpy as np
@@ -56,31 +54,6 @@ def assert_near(actual, expected):
     for a, e in zip(actual, expected, strict=True):
         assert np.linalg.norm(a - e) <= 0.2 * max(np.linalg.norm(e), 0.25 * np.sqrt(e.size))
         assert np.any(a != e)
-
-
-@pytest.fixture
-def no_warnings():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="fp8")
-        yield
-
-
-@pytest.mark.parametrize("name", ["attention", "nested_and_shared"])  # of every kind: tests/promises
-def test_converted_and_reverted(name, no_warnings):
-    model, batch = zoo.build(name, "mixed_bfloat16")
-    before = outputs(model, batch)
-    fp8 = convert(twin(model), select=everything)
-    assert len(converted(fp8)) == len(products(fp8)) == len(products(model)) > 0
-    assert not converted(model)
-    assert_equal(outputs(model, batch), before)
-    assert_near(outputs(fp8, batch), before)
-    for old, new in zip(products(model), products(fp8), strict=True):
-        assert type(new).__name__ == type(old).__name__
-        for a, b in zip(old.weights, new.weights, strict=True):
-            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-    back = revert(twin(fp8))
-    assert not converted(back) and not hasattr(back, "_float8")
-    assert_equal(outputs(back, batch), before)
 
 
 def test_a_stabilized_output_layer_returns_float32():

@@ -24,6 +24,7 @@ from keras_hub.src.models.qwen_moe.qwen_moe_decoder import QwenSparseMoeBlock
 from twins import twin
 
 pytestmark = pytest.mark.jax
+JAX = keras.backend.backend() == "jax"
 WIDTH, INNER, EXPERTS, CHOSEN = 16, 12, 8, 2
 ROWS, LENGTH = 3, 11  # tokens that are no multiple of anything
 
@@ -96,7 +97,7 @@ def float64(monkeypatch):
     def scope():
         cast = ops.cast
         with contextlib.ExitStack() as stack, monkeypatch.context() as patch:
-            if keras.backend.backend() == "jax":
+            if JAX:
                 import jax
 
                 stack.enter_context(jax.enable_x64(True))
@@ -140,7 +141,12 @@ def rounded(array, dtype):
 KINDS = ("any", "collapsed", "empty")
 # Each family in each dtype, with one kind of choice; those that are quick have each kind and dtype twice.
 CASES = [
-    pytest.param(family, dtype, KINDS[(i + j) % 3], marks=[pytest.mark.slow] * (i % 3 != j))
+    pytest.param(
+        family,
+        dtype,
+        KINDS[(i + j) % 3],
+        marks=[] if i % 3 == j else [pytest.mark.slow, *[pytest.mark.rare] * (JAX or (i + 1) % 3 == j)],
+    )
     for i, family in enumerate(FAMILIES)
     for j, dtype in enumerate(TOLERANCES)
 ]
@@ -152,9 +158,7 @@ def test_is_the_familys_own_code_in_float64(family, dtype, kind, float64):
     x, mask, weights, upstream = drawn(family, kind, compute)
     with float64():
         plain = total(model_of(family, "float64"), mask)
-        _, *wanted = value_and_gradients(
-            plain, [x, upstream, *weights], "jit" if keras.backend.backend() == "jax" else "eager"
-        )
+        _, *wanted = value_and_gradients(plain, [x, upstream, *weights], "jit" if JAX else "eager")
     model = keras_mp.lean.make_lean(model_of(family, dtype))
     assert [row.lean for row in lean_rows(model) if row.kind == "experts"] == [True]
     arrays = [ops.cast(x, compute), *(array.astype("float32") for array in (upstream, *weights))]
@@ -185,7 +189,7 @@ def task(name, **changes):
         if len(variable.shape) == 3:
             variable.assign(np.random.default_rng().normal(0, 0.3, variable.shape))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.1), loss, jit_compile=keras.backend.backend() == "jax")
+    model.compile(keras.optimizers.SGD(0.1), loss, jit_compile=JAX)
     return model
 
 
@@ -257,7 +261,7 @@ def with_frozen_experts(name, integers, **changes):
         variable.assign(np.random.default_rng().normal(0, 0.3, variable.shape))
     other, before = twin(model), []
     for one in (model, other):
-        one.compile(keras.optimizers.SGD(0.1), model.loss, jit_compile=keras.backend.backend() == "jax")
+        one.compile(keras.optimizers.SGD(0.1), model.loss, jit_compile=JAX)
     keras_mp.lean.narrow_frozen(model, experts=integers)
     for layer, plain in zip(model._flatten_layers(), other._flatten_layers(), strict=True):
         for place, bank in quantized_banks(layer).items():
@@ -270,10 +274,10 @@ def with_frozen_experts(name, integers, **changes):
 QUANTIZED = [
     pytest.param(
         "Qwen3Moe", "int4", {"hidden_dim": 144, "moe_intermediate_dim": 9},
-        marks=[pytest.mark.slow] * (keras.backend.backend() == "jax"),
+        marks=[pytest.mark.slow] * JAX,
     ),
-    pytest.param("GptOss", "int8", {"num_experts": 12}, marks=pytest.mark.slow),
-    pytest.param("Gemma4", "int4", {}, marks=pytest.mark.slow),
+    pytest.param("GptOss", "int8", {"num_experts": 12}, marks=[pytest.mark.slow] + [pytest.mark.rare] * JAX),
+    pytest.param("Gemma4", "int4", {}, marks=[pytest.mark.slow] + [pytest.mark.rare] * JAX),
 ]  # fmt: skip
 
 
@@ -316,6 +320,7 @@ def test_experts_of_integers_train_as_the_floats_they_stand_for(name, integers, 
 
 
 @pytest.mark.slow
+@(pytest.mark.rare if JAX else pytest.mark.jax)
 def test_an_export_computes_with_the_floats_that_integers_stand_for(tmp_path):
     tf = pytest.importorskip("tensorflow")
     model, plain, _ = with_frozen_experts("Qwen3Moe", "int4", hidden_dim=144, moe_intermediate_dim=9)

@@ -11,6 +11,7 @@ import numpy as np
 import own_blocks
 import pytest
 from keras import layers
+from thirds import thirds
 from twins import twin
 
 import keras_mp
@@ -140,9 +141,7 @@ def assert_same_step(ours, plain):
 IN_A_GRAPH = ("own blocks in a layer", "own vit, a loop")  # the others eagerly, which is faster than to trace them
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == IN_A_GRAPH[0] else pytest.mark.slow) for name in FAMILIES]
-)
+@pytest.mark.parametrize("name", [IN_A_GRAPH[0], *thirds(name for name in FAMILIES if name != IN_A_GRAPH[0])])
 def test_a_step_with_recomputed_blocks_is_the_same(name, recomputed, one_mask):
     build, count = FAMILIES[name]
     keras.utils.set_random_seed(int(np.random.default_rng().integers(1000)))

@@ -9,6 +9,7 @@ import numpy as np
 import own_blocks
 import pytest
 from keras import layers
+from thirds import thirds
 
 import keras_mp
 
@@ -74,9 +75,7 @@ def kinds(model):
 GPT2 = "GPT2CausalLM"  # in a graph; the others eagerly, which takes less time than to trace them
 
 
-@pytest.mark.parametrize(
-    "name", [GPT2, *(pytest.param(each, marks=pytest.mark.slow) for each in MODELS if each != GPT2)]
-)
+@pytest.mark.parametrize("name", [GPT2, *thirds(name for name in MODELS if name != GPT2)])
 def test_a_language_model_makes_the_same_step(name, one_mask):
     model = compiled(causal_models.build(name), run_eagerly=own_blocks.EAGERLY and name != GPT2)
     lean = lean_of(model)

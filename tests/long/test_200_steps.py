@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import keras
 import pytest
 from in_own_process import run
 
@@ -24,6 +23,5 @@ def test_two_processes_train_as_one_does(tmp_path, monkeypatch):
     processes.check_two_processes(runs, [*runs, "--gpt", "--epochs", "40"], tmp_path)
 
 
-@pytest.mark.skipif(keras.backend.backend() == "jax", reason="tests/parallel has it")
 def test_a_restart_of_a_lost_training_goes_on(tmp_path):
     processes.check_restart(tmp_path)

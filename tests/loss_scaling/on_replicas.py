@@ -6,6 +6,7 @@ import pytest
 from jitted_programs import jitted, with_islands
 from replicas import REPLICAS, run, scope, values_on_each
 from test_optimizer import stepper
+from thirds import thirds
 
 import keras_mp
 from keras_mp.loss_scaling.stochastic_rounding import random_bits
@@ -108,7 +109,7 @@ UPDATES = {
 
 
 @pytest.mark.skipif(not TENSORFLOW, reason="on JAX a step is one program")
-@pytest.mark.parametrize("name", ["AdamW", *(pytest.param(name, marks=pytest.mark.slow) for name in [*UPDATES][1:])])
+@pytest.mark.parametrize("name", ["AdamW", *thirds([*UPDATES][1:])])
 def test_the_update_is_a_program_on_each_device_and_that_of_one_with_the_sum(name):
     import tensorflow as tf
 

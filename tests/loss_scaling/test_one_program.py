@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 from jitted_programs import jitted, jitted_in_step, with_islands
+from thirds import thirds
 
 import keras_mp
 
@@ -83,9 +84,7 @@ def as_it_is(optimizer):
 QUICK = [("AdamW", scaled), ("SGD", as_it_is), ("Muon", no_scale)]
 
 
-@pytest.mark.parametrize(
-    "name, wrap", [*QUICK, *(pytest.param(name, no_scale, marks=pytest.mark.slow) for name in SLOW)]
-)
+@pytest.mark.parametrize("name, wrap", [*QUICK, *thirds((name, no_scale) for name in SLOW)])
 def test_every_optimizer_of_keras(name, wrap):
     make = getattr(keras.optimizers, name)
     one, other = (train(lambda: make(0.01), islands, wrap=wrap) for islands in (True, False))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 from test_small_states import OPTIMIZERS
+from thirds import thirds
 
 import keras_mp
 
@@ -39,7 +40,7 @@ QUICK = [("AdamW", "float8"), ("Muon", "float8"), ("SGD", "float32"), ("centered
 OTHERS = [(name, stored) for name in OPTIMIZERS for stored in AS_STORED if (name, stored) not in QUICK]
 
 
-@pytest.mark.parametrize("name, stored", [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)])
+@pytest.mark.parametrize("name, stored", [*QUICK, *thirds(OTHERS)])
 def test_the_same_weights_and_slots_bit_for_bit_and_none_where_a_gradient_is_infinite(name, stored):
     settings, dtype = AS_STORED[stored]
     generator = np.random.default_rng()

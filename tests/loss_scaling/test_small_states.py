@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from thirds import thirds
 from twins import twin
 
 import keras_mp
@@ -113,7 +114,7 @@ def test_what_each_optimizer_stores_in_fewer_bits():
 
 
 QUICK = [pytest.param("AdamW", "float8", marks=pytest.mark.jax), ("Muon", "bfloat16")]
-OTHERS = [pytest.param(name, "float8", marks=pytest.mark.slow) for name in OPTIMIZERS if name not in ("Adam", "AdamW")]
+OTHERS = thirds((name, "float8") for name in OPTIMIZERS if name not in ("Adam", "AdamW"))
 
 
 @pytest.mark.parametrize("name, state_dtype", [*QUICK, *OTHERS])

@@ -24,6 +24,8 @@ from keras_mp.stability.quantized_product import dequantized_weights
 BACKEND = keras.backend.backend()
 # The mode that compiles least: for every change, and for what others are compared with.
 FAST = "jit" if BACKEND == "jax" else "eager"
+# JAX runs the operations of a program one by one, and compiles each; what is traced is the same.
+RARE = {"eager": [pytest.mark.rare]} if BACKEND == "jax" else {}
 # A rounding of 16 bits is 2^-9 or 2^-12 at most; a second derivative is a sum of some products of rounded numbers.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.04, "float16": 0.01}
 
@@ -155,7 +157,7 @@ def _cases():
         for dtype, mode in itertools.product(kind.dtypes, MODES):
             twice = name in ("attention", "cross-entropy") or "in " in name and dtype == "float32"
             slow = mode != FAST or twice or (BACKEND == "jax" and name == "attention in blocks")
-            marks = [pytest.mark.slow] if slow else []
+            marks = [pytest.mark.slow, *RARE.get(mode, [])] if slow else []
             yield pytest.param(name, dtype, mode, marks=marks)
 
 
@@ -207,7 +209,7 @@ HOW = {
 @pytest.mark.parametrize(
     "name, how, policy, mode",
     [
-        pytest.param(name, how, policy, mode, marks=[] if fast else pytest.mark.slow)
+        pytest.param(name, how, policy, mode, marks=[] if fast else [pytest.mark.slow, *RARE.get(mode, [])])
         for index, name in enumerate(MODELS)
         for how, policy, mode, fast in (
             ("stabilized", "mixed_bfloat16", MODES[-2], BACKEND == "tensorflow" and index % 2),

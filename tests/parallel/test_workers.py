@@ -140,16 +140,13 @@ def distance(one, other):
     return np.sqrt(np.mean(np.concatenate([square.ravel() for square in squares])))
 
 
-# A restart from the files of a lost one takes four trainings; on TensorFlow it is in tests/long.
+# A restart from the files of a lost one takes four trainings: it is in tests/long.
 @pytest.mark.slow
 @pytest.mark.jax
 @pytest.mark.timeout(900)
-def test_one_that_is_lost_ends_the_other_which_names_it_and_a_restart_goes_on(tmp_path):
-    if TENSORFLOW:
-        check_interrupted(tmp_path)
-        check_lost("SIGSTOP", 0, tmp_path)
-    else:
-        check_restart(tmp_path)
+def test_one_that_is_lost_ends_the_other_which_names_it(tmp_path):
+    check_interrupted(tmp_path)
+    check_lost("SIGSTOP", 0, tmp_path) if TENSORFLOW else check_lost("SIGKILL", 1, tmp_path)
 
 
 def check_interrupted(tmp_path):

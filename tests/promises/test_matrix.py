@@ -5,8 +5,8 @@ import matrix
 import pytest
 import zoo
 
-# What `make test` runs, by column; the rest is slow. On JAX a cell takes several times as long: it runs those of some
-# rows, and a few of these in `make test`.
+# What `make test` runs, by column; the rest is slow, and of the rest continuous integration runs every third cell of a
+# row and of a column. On JAX, where a cell takes several times as long, both run a row or none of a column.
 QUICK = {
     "stabilize": ("convolutional", "attention", "subclassed", "own_code", "translator"),
     "stabilize, FP8": ("functional", "own_step"),
@@ -19,7 +19,6 @@ QUICK = {
     "prepare, float32": ("own_step", "distilled", "own_code", "graph_in_init", "operations"),
     "prepare, float16": ("dict_of_inputs", "images", "nested_and_shared", "convolutional"),
 }
-ON_JAX = {"own_step", "distilled", "convolutional", "gpt", "lora", "translator", "functional"}
 QUICK_ON_JAX = {
     "stabilize": "functional",
     "stabilize, INT8": "own_step",
@@ -28,12 +27,26 @@ QUICK_ON_JAX = {
     "prepare, float32": "own_step",
     "prepare, float16": "convolutional",
 }
+SLOW_ON_JAX = {
+    "stabilize": "own_step",
+    "stabilize, FP8": "functional",
+    "stabilize, INT8": "convolutional",
+    "stabilize, qat_int4": "functional",
+    "stabilize, narrow_frozen": "lora",
+    "make_lean": "lora",
+    "make_lean, remat": "gpt",
+    "make_lean, FP8, stabilize": "lora",
+    "prepare, float32": "translator",
+    "prepare, float16": "distilled",
+}
 
 
 def marked(row, column, promises):
     quick_on_jax = QUICK_ON_JAX.get(column) == row
     quick = row in QUICK.get(column, ()) and matrix.TENSORFLOW or quick_on_jax
-    marks = [pytest.mark.jax] * (quick_on_jax or row in ON_JAX and not quick) + [pytest.mark.slow] * (not quick)
+    marks = [pytest.mark.jax] * (quick_on_jax or SLOW_ON_JAX[column] == row) + [pytest.mark.slow] * (not quick)
+    third = (list(zoo.MODELS).index(row) + list(matrix.COLUMNS).index(column)) % 3 == 0
+    marks += [pytest.mark.rare] * (matrix.TENSORFLOW and not quick and not third)
     return pytest.param(row, column, promises, marks=marks, id=f"{row}-{column}")
 
 

@@ -6,6 +6,7 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
+from thirds import thirds
 
 import keras_mp
 
@@ -110,8 +111,7 @@ def test_it_generates():
     assert ranks.max() <= 1, "largest, but for a tie in the cached path's 16-bit attention"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*causal_models.DECODERS, *causal_models.TWO_SIDED])
+@pytest.mark.parametrize("name", thirds([*causal_models.DECODERS, *causal_models.TWO_SIDED]))
 def test_every_language_model_of_kerashub(name):
     precision = "float16" if TENSORFLOW else "bfloat16"
     keras.config.set_dtype_policy(f"mixed_{precision}")

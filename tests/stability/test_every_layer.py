@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import zoo
 from keras import layers
+from thirds import thirds
 
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
@@ -201,6 +202,7 @@ OF_EACH_KIND = {
     "UnitNormalization", "UpSampling2D",
 }  # fmt: skip
 ON_JAX = {"BatchNormalization", "GRU", "GroupQueryAttention", "MultiHeadAttention", "RMSNormalization"}
+INSIDE = set(walked()) - set(OUTSIDE)
 SENSITIVE = ("Activation", "ActivityRegularization", "AdditiveAttention", "Attention", "BatchNormalization", "Dense",
              "GroupNormalization", "GroupQueryAttention", "LayerNormalization", "MultiHeadAttention", "Normalization",
              "RMSNormalization", "Softmax", "SpectralNormalization", "UnitNormalization")  # fmt: skip
@@ -209,9 +211,13 @@ SENSITIVE = ("Activation", "ActivityRegularization", "AdditiveAttention", "Atten
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] * (name not in OF_EACH_KIND) + [pytest.mark.jax] * (name in ON_JAX))
-        for name in walked()
-        if name not in OUTSIDE
+        *(
+            pytest.param(
+                name, marks=[pytest.mark.slow] * (name not in OF_EACH_KIND) + [pytest.mark.jax] * (name in ON_JAX)
+            )
+            for name in sorted(INSIDE & (OF_EACH_KIND | ON_JAX))
+        ),
+        *thirds(sorted(INSIDE - OF_EACH_KIND - ON_JAX)),
     ],
 )
 def test_forward_and_fit_against_float32(name):

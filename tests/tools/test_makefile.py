@@ -28,8 +28,14 @@ def test_train_installs_what_uses_an_nvidia_gpu(tmp_path):
     assert planned(tmp_path, f"NVIDIA_DRIVER={driver}", "CUDA=").split() == without.split()
 
 
+def listed(variable):
+    """The folders, files and tests that a variable of the Makefile names, beneath `tests/`."""
+    makefile = (ROOT / "Makefile").read_text()
+    return re.search(rf"^{variable} := (.*)$", makefile, re.MULTILINE)[1].replace('"', "").split()
+
+
 def test_continuous_integration_runs_slow_tests_of_every_folder_that_has_some():
-    tests, makefile = ROOT / "tests", (ROOT / "Makefile").read_text()
+    tests = ROOT / "tests"
     slow = {
         file.relative_to(tests)
         for file in tests.glob("*/**/*.py")
@@ -39,8 +45,24 @@ def test_continuous_integration_runs_slow_tests_of_every_folder_that_has_some():
     folders = {file.parts[0] for file in slow} - {"long", "tools"}
     assert len(folders) > 10
     for variable in ("SLOW", "SLOW_ON_JAX"):
-        named = re.search(rf"^{variable} := (.*)$", makefile, re.MULTILINE)[1].replace('"', "").split()
+        named = listed(variable)
         run = {name: [file for file in slow if file.is_relative_to(name.partition("::")[0])] for name in named}
         assert [name for name, files in run.items() if not files] == []
         folders -= {file.parts[0] for files in run.values() for file in files}
     assert folders == set()
+
+
+def test_the_newest_versions_run_tests_of_every_folder_that_has_some_for_jax():
+    tests = ROOT / "tests"
+    folders = {file.parts[-2] for file in tests.glob("*/test_*.py") if "mark.jax" in file.read_text()}
+    assert {name.partition("/")[0] for name in listed("NEWEST")} == folders - {"long", "tools"}
+    for name in listed("NEWEST"):
+        files = (tests / name).glob("test_*.py") if (tests / name).is_dir() else [tests / name]
+        assert any("mark.jax" in file.read_text() for file in files), name
+
+
+def test_programs_that_the_makefile_names_are_there():
+    named = re.findall(r"\b(?:tests|benchmarks|colab)/\S+\.py\b", (ROOT / "Makefile").read_text())
+    assert (
+        "tests/sweep.py" in named and [name for name in named if "*" not in name and not (ROOT / name).exists()] == []
+    )

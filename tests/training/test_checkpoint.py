@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 from resumable import EPOCHS, STEPS, Act, Crash, build, data, train, values
+from thirds import thirds
 
 import keras_mp
 from keras_mp.training import checkpoint
@@ -94,11 +95,13 @@ def test_killed_at_a_random_step_it_ends_with_the_same_bits(precision, tmp_path,
     assert_same_training(trains.whole, trains.trained(tmp_path))
 
 
-SLOW = [pytest.param(each, marks=pytest.mark.slow) for each in ("fp8", "bfloat16", "float8 states")]
-
-
 @pytest.mark.parametrize(
-    "precision", ["mixed_float16", pytest.param("int8", marks=[pytest.mark.slow, pytest.mark.jax]), *SLOW]
+    "precision",
+    [
+        "mixed_float16",
+        pytest.param("int8", marks=[pytest.mark.slow, pytest.mark.jax]),
+        *thirds(("fp8", "bfloat16", "float8 states")),
+    ],
 )
 def test_crashed_at_a_random_step_it_ends_with_the_same_bits(precision, tmp_path, trainer):
     trains = trainer(precision)
@@ -177,8 +180,7 @@ def test_counters_of_other_callbacks_go_on(tmp_path, small):
     assert fit(tmp_path / "crashed") == whole  # it had ended by itself: no more epochs
 
 
-@pytest.mark.parametrize("now", ["mixed_float16", "fp8"])
-@pytest.mark.slow
+@pytest.mark.parametrize("now", thirds(["fp8", "mixed_float16"]))
 def test_another_precision_goes_on_from_the_same_state(now, tmp_path, capsys, trainer):
     plain, kept = trainer("float32"), {}
     plain.crashed(tmp_path, (1, 3), every=1)
