@@ -118,9 +118,9 @@ FOLLOWS = """\
   kernels, and heads of 128 features fill half of a matrix unit of 256, which counts twice. Beside the backward
   kernels is a product of vectors, row by row, which was first taken for one that fills a matrix unit: those rows
   stood at 1.36 and 1.67. Llama 2 7B on H100 goes from 0.87 to 0.78: cuDNN's kernel is timed at 0.52 of the peak. Rows
-  of Llama 3.2 3B, packed, and of LitGPT before 28 November were not compiled again; traced for their chips all have the
-  kernel: the packed rows have no mask, and KerasHub's Llamas hand theirs, of padding, to cuDNN (not the Gemma, of 256
-  features). All rows that were compiled again are taken at the stage of rule 15.
+  of LitGPT before 28 November, and of Llama 3.2 3B, packed, the recomputed one, were not compiled again; traced for
+  their chips all have the kernel: the packed rows have no mask, and KerasHub's Llamas hand theirs, of padding, to cuDNN
+  (not the Gemma, of 256 features). All rows that were compiled again are taken at the stage of rule 15.
 - **Recomputation that is named by tensor** cannot be said in Keras. Rows whose source keeps some products are compiled
   with each block recomputed, or with none; of Llama 3.1 70B the queries, keys and values that are recomputed here, and
   kept there, are a tenth of a block's forward products, and attention itself comes on top.
