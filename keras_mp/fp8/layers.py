@@ -196,7 +196,8 @@ def set_history(layer: Any, history: AmaxHistory | None) -> None:
         vars(layer._kernel).pop("assign", None)
     if history is not None:
         layer.amax_history = history
-        _forget_other_kernels(layer._kernel, history)
+        if history.length:  # else it counts steps
+            _forget_other_kernels(layer._kernel, history)
     layer._tracker.lock()
 
 
