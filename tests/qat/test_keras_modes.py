@@ -49,10 +49,12 @@ def test_layers_compute_what_the_quantized_ones_do(mode, policy):
 
 
 @pytest.mark.slow
+@pytest.mark.jax
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("block", [1, 7, 200])
-def test_layers_of_other_blocks(block, policy):
-    check_bits(8, policy, "int4", block, jitted=bool(np.random.default_rng().integers(2)))
+@pytest.mark.parametrize("mode, block", [("int8", None), ("int4", None), ("int4", 1), ("int4", 7), ("int4", 200)])
+def test_two_hundred_random_layers(mode, block, policy):
+    if (mode, policy) != ("int8", "mixed_float16"):
+        check_bits(16, policy, mode, block, jitted=bool(np.random.default_rng().integers(2)))
 
 
 def dequantized(kernel, mode, block):
