@@ -8,7 +8,7 @@ import keras
 
 from keras_mp import backend
 from keras_mp.fp8.scaling import ROLES, Scaling, Scalings
-from keras_mp.loss_scaling.stochastic_rounding import random_bits
+from keras_mp.optimizer.stochastic_rounding import random_bits
 from keras_mp.precision import formats
 
 _MAGNITUDE, _INFINITY = 0x7FFFFFFF, 0x7F800000  # of a float32

@@ -1,4 +1,4 @@
-"""A step's update, or none, on TensorFlow: gradients that may be sparse, replicas, and whose variables it changes."""
+"""What loss scaling needs of TensorFlow: a step undone, sparse gradients, replicas that count by their rows."""
 
 from __future__ import annotations
 
@@ -10,115 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_mp.backend.common.keras_patches import patched
-from keras_mp.backend.tensorflow.devices import traced_chip
-from keras_mp.loss_scaling._tensorflow_program import update_in_one_program as update_in_one_program
-
-
-def all_finite(tensors: list[Any]) -> Any:
-    """Tells whether every value of some tensors is finite: a boolean tensor of shape ()."""
-
-    def one_by_one() -> Any:
-        return tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors]))
-
-    if _is_jitted_for_an_accelerator():
-        return one_by_one()  # one pass, too, and no condition: see update_if
-    # One pass each: a value that is not finite makes the sum so. Finite ones can too, if they are huge, and only then
-    # are they looked at one by one, which takes two passes.
-    wide = [tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor for tensor in tensors]
-    sums = [tf.cast(tf.reduce_sum(tensor), tf.float32) for tensor in wide]
-    return tf.cond(tf.math.is_finite(tf.add_n(sums)), lambda: tf.constant(True), one_by_one)
-
-
-def _is_jitted_for_an_accelerator() -> bool:
-    return tf.__internal__.get_enclosing_xla_context() is not None and traced_chip().platform != "cpu"
-
-
-def conditional(
-    condition: Any,
-    then: Callable[[Any], None],
-    otherwise: Callable[[Any], None] | None,
-    argument: Any,
-    variables: list[keras.Variable],
-    prepare: Callable[[Any], Any] | None = None,
-) -> None:
-    """Calls one of two functions, which may assign to variables and talk to the other replicas.
-
-    Args:
-        condition: a boolean tensor of shape (), the same on every replica.
-        then: a function that is called with the argument, in a replica context, where the condition is true.
-        otherwise: a function that is called with the argument, in a replica context, where the condition is false;
-            None for none.
-        argument: a structure of tensors, of this replica.
-        variables: the variables that either may change; JAX needs to know them.
-        prepare: a function that is applied to the argument before `then` takes it. It is applied before the branch:
-            within, XLA would make it part of a clipping norm, whose sum would then be rounded otherwise than without
-            it.
-    """
-    del variables
-    if prepare is not None:
-        argument = prepare(argument)
-    instead = otherwise or (lambda argument: None)
-    # Private: no public name tells whether replicas talk by leaving their context, which a branch does not allow.
-    if tf.__internal__.distribute.strategy_supports_no_merge_call():
-        tf.cond(condition, lambda: then(argument), lambda: instead(argument))
-        return
-
-    def outside(strategy: tf.distribute.Strategy, condition: Any, argument: Any) -> None:
-        def on_each_replica(function: Callable[[Any], None]) -> None:
-            strategy.extended.call_for_each_replica(function, args=(argument,))
-
-        same = strategy.experimental_local_results(condition)[0]
-        tf.cond(same, lambda: on_each_replica(then), lambda: on_each_replica(instead))
-
-    tf.distribute.get_replica_context().merge_call(outside, args=(condition, argument))
-
-
-def update_if(
-    condition: Any,
-    update: Callable[[Any], None],
-    argument: Any,
-    variables: list[keras.Variable],
-    prepare: Callable[[Any], Any] | None = None,
-) -> None:
-    """Calls a function that assigns to variables, and where the condition is false leaves them as they were.
-
-    In a step jitted for an accelerator the update is made in any case, and a variable takes its new value or its old
-    one within the same kernel. Behind a condition all gradients would wait in memory in float32, and a GPU would stop
-    to ask its host which branch to run. A clipping norm may then be rounded otherwise than without the condition, so a
-    CPU, which gains nothing, has the condition.
-
-    Args:
-        condition: a boolean tensor of shape (), the same on every replica.
-        update: a function that is called with the argument, in a replica context.
-        argument: a structure of tensors, of this replica.
-        variables: the variables that it may change.
-        prepare: a function that is applied to the argument before.
-    """
-    if not _is_jitted_for_an_accelerator():
-        conditional(condition, update, None, argument, variables, prepare)
-        return
-    before = [tf.convert_to_tensor(variable.value) for variable in variables]
-    update(argument if prepare is None else prepare(argument))
-    for variable, old in zip(variables, before, strict=True):
-        variable.assign(tf.where(condition, variable.value, old))
-
-
-def overwrite(variables: list[keras.Variable], values: list[Any]) -> None:
-    """Assigns to each variable, on each replica, that replica's value; call it in a replica context.
-
-    Args:
-        variables: Keras variables.
-        values: a tensor, or another Keras variable, for each.
-    """
-    values = [value.value if isinstance(value, keras.Variable) else value for value in values]
-
-    # Not variable.assign, which takes the mean over the replicas, and three times a third is not always the whole.
-    def outside(strategy: tf.distribute.Strategy, values: list[Any]) -> None:
-        for variable, value in zip(variables, values, strict=True):
-            strategy.extended.update(variable.value, lambda to, new: to.assign(new), args=(value,), group=False)
-
-    # Private: the public merge_call does not run in the branch of a conditional where there is one replica.
-    tf.__internal__.distribute.interim.maybe_merge_call(outside, tf.distribute.get_strategy(), values)
+from keras_mp.optimizer._tensorflow import overwrite, update_if
 
 
 def atomic_step(
@@ -154,15 +46,6 @@ def atomic_step(
 
 HAS_SPARSE_GRADIENTS = True
 ACCUMULATING_COPIES = False
-
-
-def sum_repeated_rows(gradient: Any) -> Any:
-    """Gives each row of a sparse gradient once, as the sum of its occurrences; a dense one is returned as it is."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    rows, places = tf.unique(gradient.indices)
-    sums = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
-    return tf.IndexedSlices(sums, rows, gradient.dense_shape)
 
 
 def sparse_gradients(model: keras.Model, embeddings: list[Any], unclear: list[Any]) -> list[Any]:
@@ -253,48 +136,6 @@ def _own_draw(draw: Callable[..., Any]) -> Callable[..., Any]:
     return following
 
 
-def replica_count() -> int:
-    """Returns how many replicas of a model the current distribution strategy trains."""
-    return tf.distribute.get_strategy().num_replicas_in_sync
-
-
-def any_replica(flag: Any) -> Any:
-    """Tells whether a flag is true on any replica; call it in a replica context.
-
-    Args:
-        flag: a boolean tensor of shape (), of this replica.
-
-    Returns:
-        A boolean tensor of shape (), the same on every replica.
-    """
-    if replica_count() == 1:
-        return flag
-    # tf.distribute reduces by sum and mean only.
-    votes = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(flag, tf.float32))
-    return votes > 0
-
-
-def sum_over_replicas(tensors: list[Any]) -> list[Any]:
-    """Adds up tensors of each replica, sparse ones too; call it in a replica context."""
-    if replica_count() == 1 or not tensors:
-        return tensors
-    context = tf.distribute.get_replica_context()
-    return [sum_repeated_rows(tensor) for tensor in context.all_reduce(tf.distribute.ReduceOp.SUM, tensors)]
-
-
-def max_over_replicas(tensor: Any) -> Any:
-    """Takes the maximum of a tensor over the replicas; call it in a replica context."""
-    if replica_count() == 1:
-        return tensor
-    return tf.reduce_max(tf.distribute.get_replica_context().all_gather(tensor[tf.newaxis], axis=0), axis=0)
-
-
-def reduce_dtype() -> str:
-    """What the current strategy sums gradients in."""
-    plan = getattr(tf.distribute.get_strategy(), "plan", None)
-    return "float32" if plan is None else plan.reduce_dtype
-
-
 def is_variable(thing: Any) -> bool:
     """Tells whether something is a variable, of Keras or of TensorFlow."""
     return isinstance(thing, (keras.Variable, tf.Variable))
@@ -317,27 +158,3 @@ def as_keras_variable(variable: Any) -> Any:
     ):
         return None
     return variable if isinstance(variable, keras.Variable) else _NativeVariable(native)
-
-
-def check_host_memory() -> None:
-    """Refuses: XLA on TensorFlow has no names for memory of the host."""
-    raise ValueError("state_memory='host' needs JAX: set the environment variable KERAS_BACKEND to 'jax'")
-
-
-def fetches_early() -> bool:
-    """Never: nothing lies in memory of the host."""
-    return False
-
-
-def keep_on_host(variable: keras.Variable) -> None:
-    """Leaves a variable where it is."""
-
-
-def fetched(array: Any, after: list[Any]) -> Any:
-    """Returns the tensor: it is where it is used."""
-    return array
-
-
-def stored(array: Any) -> Any:
-    """Returns the tensor: it stays where it is."""
-    return array

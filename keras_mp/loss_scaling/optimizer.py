@@ -10,8 +10,6 @@ import keras
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.loss_scaling import gradients, inner_build
-from keras_mp.loss_scaling import inner_optimizer as inner
 from keras_mp.loss_scaling.loss_scale import (
     AnyLossScale,
     LossScale,
@@ -20,7 +18,9 @@ from keras_mp.loss_scaling.loss_scale import (
     StaticLossScale,
     warn_if_needless,
 )
-from keras_mp.loss_scaling.state_slot import (
+from keras_mp.optimizer import gradients, inner_build
+from keras_mp.optimizer import inner_optimizer as inner
+from keras_mp.optimizer.state_slot import (
     check_state_dtype,
     check_state_memory,
     check_weights,
@@ -29,6 +29,7 @@ from keras_mp.rebuild.optimizers import leaves
 from keras_mp.system.whole_number import whole_number
 
 engine = backend.engine_of(__package__)
+updates = backend.engine_of("keras_mp.optimizer")
 
 _SETTINGS = tuple(LossScale().get_config())
 _SMALLEST_NORMAL_FLOAT16 = 2.0**-14  # IEEE 754 binary16
@@ -108,7 +109,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         inner_build.check_state_dtype_of_built(inner_optimizer, state_dtype, state_memory)
         loss_scale, unknown = _loss_scale_from(loss_scale, settings)
         check_state_memory(state_memory, loss_scale.release_gradients)
-        inner.check_can_release(inner_optimizer, loss_scale)
+        inner.check_can_release(inner_optimizer, loss_scale.release_gradients, loss_scale.clip_by_last_norm)
         start = loss_scale.initial_state()
         growth_interval = loss_scale.growth_interval if isinstance(loss_scale, LossScale) else 0
         # Keras refuses what it does not know, and explains what belongs to the inner optimizer.
@@ -144,7 +145,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             return
         check_weights(variables)
         inner_build.build_inner(self.inner_optimizer, variables, self.state_dtype, self.state_memory)
-        inner.check_can_release(self.inner_optimizer, self.loss_scale)
+        scale = self.loss_scale
+        inner.check_can_release(self.inner_optimizer, scale.release_gradients, scale.clip_by_last_norm)
         with keras.name_scope(self.name):
             self._sums = gradients.empty_sums(variables) if self._accumulation_steps > 1 else []
         # Not Keras's LossScaleOptimizer.build, which would make the state once more.
@@ -417,7 +419,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if self.loss_scale.release_gradients:
             self._release(grads, variables)
             return
-        finite = ops.logical_not(engine.any_replica(ops.logical_not(self.check_finite(grads))))
+        finite = ops.logical_not(updates.any_replica(ops.logical_not(self.check_finite(grads))))
         if self.measures_gradients:
             threshold = _SMALLEST_NORMAL_FLOAT16 if scaled else _SMALLEST_NORMAL_FLOAT16 / self.dynamic_scale
             self._gradient_underflow.assign(gradients.share_below(threshold, grads, variables))
@@ -427,7 +429,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         unscale = partial(gradients.multiply, variables=variables)
         if self._accumulation_steps == 1:
             update = partial(self._update, variables=variables)
-            engine.update_if(finite, update, (grads, inverse), self._changing, unscale)
+            updates.update_if(finite, update, (grads, inverse), self._changing, unscale)
         else:  # most micro-batches are only accumulated, and must not read and write the slots for it
             add = partial(self._accumulate_or_update, variables=variables)
             self._if(finite, add, None, (grads, inverse), unscale)
@@ -453,7 +455,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return 1.0 / ops.convert_to_tensor(self.dynamic_scale)
 
     def _if(self, condition: Any, then: Any, otherwise: Any, argument: Any, prepare: Any = None) -> None:
-        engine.conditional(condition, then, otherwise, argument, self._changing, prepare)
+        updates.conditional(condition, then, otherwise, argument, self._changing, prepare)
 
     @property
     def _changing(self) -> list[Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import keras
 
 from keras_mp import backend
-from keras_mp.loss_scaling.inner_optimizer import UpdateInOneProgram, check_unscaled
 from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mp.loss_scaling.state_slot import check_state_dtype, check_state_memory, check_weights, is_narrow
+from keras_mp.optimizer.inner_optimizer import UpdateInOneProgram, check_unscaled
+from keras_mp.optimizer.state_slot import check_state_dtype, check_state_memory, check_weights, is_narrow
 from keras_mp.rebuild import layers_by_path, own_variables
 from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.optimizers import leaves
@@ -16,6 +16,7 @@ from keras_mp.rebuild.walk import compute_dtypes
 from keras_mp.system.packages import LIBRARIES, package_of
 
 engine = backend.engine_of(__package__)
+updates = backend.engine_of("keras_mp.optimizer")
 
 
 def wrap_optimizer(
@@ -83,7 +84,7 @@ def wrap_optimizer(
         release_gradients
         or state_dtype != "float32"
         or _has_narrow_weights(model)
-        or engine.replica_count() > 1
+        or updates.replica_count() > 1
         or is_better_wrapped(optimizer, model)
     )
     if is_needed:

@@ -26,10 +26,10 @@ from keras_mp.lean.frozen import narrow_frozen
 from keras_mp.lean.lean_model import lean_rows, make_lean
 from keras_mp.lean.training_step import compiler_options
 from keras_mp.loss_scaling.compiled_optimizer import change_optimizer
-from keras_mp.loss_scaling.inner_optimizer import check_can_release
 from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.lowering.lowered import UNATTRIBUTED, Argument, CompileError, Lowered, call_of, is_backward
+from keras_mp.optimizer.inner_optimizer import check_can_release
 from keras_mp.parallel.plan import FLOAT16_ON_TPU, Plan, Rules, plan_of
 from keras_mp.parallel.split_rules import with_rules_of
 from keras_mp.precision.chip import Chip, GpuDescription
@@ -348,7 +348,7 @@ def _waits(model: keras.Model) -> bool:
     if not isinstance(optimizer, LossScaleOptimizer) or optimizer.loss_scale != NoLossScale():
         return False
     try:
-        check_can_release(optimizer.inner_optimizer, NoLossScale(release_gradients=True))
+        check_can_release(optimizer.inner_optimizer, True, False)
     except ValueError:
         return False
     return True

@@ -14,8 +14,8 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from keras_mp.backend.common.device import TracedChip
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.jax.devices import traced_for
-from keras_mp.loss_scaling._jax import ON_HOST
 from keras_mp.lowering.lowered import Argument, CompileError, Lowered, named_calls
+from keras_mp.optimizer._jax import ON_HOST
 from keras_mp.parallel._jax import lowering_scope
 
 _ASKS_FOR_DEVICES = "jax._src.dispatch.jaxpr_has_prim_requiring_devices"

@@ -17,12 +17,12 @@ from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.scaling import Scaling, Scalings
 from keras_mp.lean import frozen
 from keras_mp.lean.training_step import STEP_ON_A_CPU
-from keras_mp.loss_scaling.inner_optimizer import check_unscaled
 from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mp.loss_scaling.state_slot import check_state_dtype, check_state_memory, is_narrow
 from keras_mp.loss_scaling.undone_step import ATOMIC, atomic_skip
 from keras_mp.loss_scaling.wrapping import wrap_optimizer
+from keras_mp.optimizer.inner_optimizer import check_unscaled
+from keras_mp.optimizer.state_slot import check_state_dtype, check_state_memory, is_narrow
 from keras_mp.precision.hardware import Support
 from keras_mp.precision.policy import choose_jit
 from keras_mp.rebuild import layers_by_path

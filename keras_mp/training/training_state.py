@@ -12,7 +12,7 @@ import numpy as np
 from keras_mp import backend
 from keras_mp.backend.common.keras_private import GLOBAL_SEED_GENERATOR, global_seed_generator, global_state
 from keras_mp.loss_scaling.compiled_optimizer import scales_loss
-from keras_mp.loss_scaling.state_slot import StateSlot
+from keras_mp.optimizer.state_slot import StateSlot
 from keras_mp.rebuild.optimizers import Slot, optimizer_slots, unwrapped
 from keras_mp.rebuild.state import is_overwritten
 from keras_mp.training.checkpoint_file import CheckpointError, Reader

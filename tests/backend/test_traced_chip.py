@@ -60,11 +60,11 @@ PLACES = {
     "keras_mp/fp8/_jax.py": dict.fromkeys(("block_scaled_dot", "row_major"), LOWERED),
     "keras_mp/fp8/_tensorflow.py": {"scaled_dot": ANSWERED},
     "keras_mp/lean/_jax.py": dict.fromkeys(("fused_attention", "keras_has_kernel"), ANSWERED),
-    "keras_mp/loss_scaling/_jax.py": {
+    "keras_mp/optimizer/_jax.py": {
         **dict.fromkeys(("check_host_memory", "keep_on_host"), NOT_TRACED),
         **dict.fromkeys(("fetches_early", "_is_for_cpu"), ANSWERED),
     },
-    "keras_mp/loss_scaling/_tensorflow.py": {"_is_jitted_for_an_accelerator": ANSWERED},
+    "keras_mp/optimizer/_tensorflow.py": {"_is_jitted_for_an_accelerator": ANSWERED},
     "keras_mp/lowering/_jax.py": {"_lower.laid_out": NOT_TRACED},
     "keras_mp/parallel/_jax.py": {"tpu_coordinates": NOT_TRACED},
     "keras_mp/parallel/_tensorflow.py": {"_take_gpus": NOT_TRACED},

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
-from keras_mp.loss_scaling.stochastic_rounding import random_bits, round_to_bfloat16, round_to_float8
+from keras_mp.optimizer.stochastic_rounding import random_bits, round_to_bfloat16, round_to_float8
 from keras_mp.planner.chips.targets import find_target
 
 SHAPE = (2048, 4096)

@@ -9,7 +9,7 @@ from test_optimizer import stepper
 from thirds import thirds
 
 import keras_mp
-from keras_mp.loss_scaling.stochastic_rounding import random_bits
+from keras_mp.optimizer.stochastic_rounding import random_bits
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 MODE = {"jit_compile": not TENSORFLOW}

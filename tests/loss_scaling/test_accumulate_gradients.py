@@ -96,7 +96,7 @@ def test_a_compile_of_its_own_keeps_its_arguments():
 def test_an_accelerators_program_makes_the_same_updates(monkeypatch):
     import jax
 
-    from keras_mp.loss_scaling import _jax as update
+    from keras_mp.optimizer import _jax as update
 
     gradients = np.random.default_rng().normal(size=(8, 4)).astype("float32")
     gradients[4, 2] = np.inf  # in the second accumulation

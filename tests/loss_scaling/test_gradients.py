@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import keras_mp
-from keras_mp.loss_scaling import gradients
+from keras_mp.optimizer import gradients
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 

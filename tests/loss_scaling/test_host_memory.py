@@ -63,7 +63,7 @@ def test_50_steps_have_the_bits_of_states_on_the_device(state_dtype):
 
 @needs_jax
 def test_a_tpus_program_which_fetches_in_a_loop_trains_the_same(monkeypatch):
-    from keras_mp.loss_scaling import _jax
+    from keras_mp.optimizer import _jax
 
     expected = fit(model_for("host"), 10)
     monkeypatch.setattr(_jax, "fetches_early", lambda: True)

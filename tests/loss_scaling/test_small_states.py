@@ -7,10 +7,10 @@ from thirds import thirds
 from twins import twin
 
 import keras_mp
-from keras_mp.loss_scaling import inner_optimizer
-from keras_mp.loss_scaling.inner_build import is_small
-from keras_mp.loss_scaling.state_slot import StateSlot
-from keras_mp.loss_scaling.stochastic_rounding import random_bits
+from keras_mp.optimizer import inner_optimizer
+from keras_mp.optimizer.inner_build import is_small
+from keras_mp.optimizer.state_slot import StateSlot
+from keras_mp.optimizer.stochastic_rounding import random_bits
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 SHAPE = (64, 128)
@@ -466,7 +466,7 @@ def test_a_state_that_must_move_does(monkeypatch):
     watched = (1000, 3000, 5000)
     exact = moments_over_time("float32", gradient_at, 5000, watched)
     small = moments_over_time("float8", gradient_at, 5000, watched)
-    monkeypatch.setattr("keras_mp.loss_scaling.state_slot.random_bits", lambda *arguments: None)
+    monkeypatch.setattr("keras_mp.optimizer.state_slot.random_bits", lambda *arguments: None)
     nearest = moments_over_time("float8", gradient_at, 5000, watched)
 
     def mean_ratios(moments):

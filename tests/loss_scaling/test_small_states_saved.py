@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_mp
-from keras_mp.loss_scaling.inner_build import with_dtypes
+from keras_mp.optimizer.inner_build import with_dtypes
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 WIDTH = 64

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_mp.loss_scaling.stochastic_rounding import random_bits, round_to_bfloat16, round_to_float8
+from keras_mp.optimizer.stochastic_rounding import random_bits, round_to_bfloat16, round_to_float8
 
 pytestmark = pytest.mark.jax  # its compiler has other ways with subnormals and NaNs
 BFLOAT16, E4M3 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn

@@ -10,7 +10,7 @@ import keras
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.loss_scaling.stochastic_rounding import random_bits, round_to_bfloat16, round_to_float8
+from keras_mp.optimizer.stochastic_rounding import random_bits, round_to_bfloat16, round_to_float8
 from keras_mp.system.one_of import one_of
 
 engine = backend.engine_of(__package__)

@@ -14,8 +14,8 @@ import numpy as np
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.loss_scaling.gradients import at_least_float32
-from keras_mp.loss_scaling.state_slot import STORED_AS, StateSlot, encode, is_narrow
+from keras_mp.optimizer.gradients import at_least_float32
+from keras_mp.optimizer.state_slot import STORED_AS, StateSlot, encode, is_narrow
 from keras_mp.rebuild import widen
 from keras_mp.rebuild.optimizers import leaves
 

@@ -15,10 +15,9 @@ import keras
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.loss_scaling.gradients import is_finite, sum_of_squares
-from keras_mp.loss_scaling.inner_build import slots_of
-from keras_mp.loss_scaling.loss_scale import AnyLossScale
-from keras_mp.loss_scaling.state_slot import StateSlot, Unconstrained, WideWeight, is_narrow, updating, where_finite
+from keras_mp.optimizer.gradients import is_finite, sum_of_squares
+from keras_mp.optimizer.inner_build import slots_of
+from keras_mp.optimizer.state_slot import StateSlot, Unconstrained, WideWeight, is_narrow, updating, where_finite
 from keras_mp.rebuild.optimizers import leaves, optimizer_slots, stored_variables
 from keras_mp.rebuild.state import is_overwritten
 from keras_mp.system.packages import package_of
@@ -322,13 +321,18 @@ def _decay(leaf: keras.optimizers.Optimizer, weight: Any, finite: Any) -> None:
         leaf.assign_sub(weight, weight * leaf.weight_decay * rate)
 
 
-def check_can_release(optimizer: keras.optimizers.Optimizer, loss_scale: AnyLossScale) -> None:
-    """Checks that an optimizer can update each weight by itself, where the loss scale asks for it.
+def check_can_release(optimizer: keras.optimizers.Optimizer, releases: bool, by_last_norm: bool) -> None:
+    """Checks that an optimizer can update each weight by itself.
+
+    Args:
+        optimizer: an optimizer, or several in one.
+        releases: Whether gradients are to be released; else nothing is checked.
+        by_last_norm: Whether `global_clipnorm` reads the norm of the step before.
 
     Raises:
         ValueError: If it accumulates, clips by the norm of all gradients, or its class defines the update itself.
     """
-    if not loss_scale.release_gradients:
+    if not releases:
         return
     clipping = [leaf for leaf in leaves(optimizer) if leaf.global_clipnorm]
     for leaf in leaves(optimizer):
@@ -338,7 +342,7 @@ def check_can_release(optimizer: keras.optimizers.Optimizer, loss_scale: AnyLoss
                 f"{name} has gradient_accumulation_steps={leaf.gradient_accumulation_steps}, and keeps the sum of each "
                 "gradient: leave out one of the two"
             )
-        elif clipping and (not loss_scale.clip_by_last_norm or leaves(optimizer) != clipping[:1]):
+        elif clipping and (not by_last_norm or leaves(optimizer) != clipping[:1]):
             refused = (
                 f"optimizer {clipping[0].name!r} has global_clipnorm={clipping[0].global_clipnorm:g}, which needs the "
                 "norm of all gradients before any weight is updated. Clip each gradient by clipnorm or clipvalue; "

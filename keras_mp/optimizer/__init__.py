@@ -1,0 +1,1 @@
+"""The update: gradients checked and summed, the inner optimizer, its slots in fewer bits, rounding."""
