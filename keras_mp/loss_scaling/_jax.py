@@ -17,7 +17,7 @@ def atomic_step(
     results: Callable[[dict, Any], dict],
     state: tuple,
 ) -> Any:
-    """Makes a training step, and if its optimizer skipped it, puts back what else it had changed.
+    """Makes a step; if skipped, undoes what else it changed.
 
     Args:
         model: a compiled Keras model.
@@ -72,7 +72,7 @@ def sparse_gradients(model: keras.Model, embeddings: list[Any], unclear: list[An
 
 
 def share_of_batch() -> None:
-    """Returns None: on JAX the devices have as many rows each, and a batch that they cannot divide, all of them."""
+    """Returns None: JAX's devices have as many rows each."""
 
 
 def is_variable(thing: Any) -> bool:
@@ -81,5 +81,5 @@ def is_variable(thing: Any) -> bool:
 
 
 def as_keras_variable(variable: keras.Variable) -> Any:
-    """A variable with `value` and `assign`; None for one without a value yet."""
+    """Returns the variable, or None where it has no value."""
     return variable if variable._value is not None else None

@@ -21,7 +21,7 @@ def atomic_step(
     results: Callable[[dict, Any], dict],
     state: tuple,
 ) -> Any:
-    """Makes a training step, and if an optimizer skipped it, puts back what else it had changed.
+    """Makes a step; if skipped, undoes what else it changed.
 
     Args:
         model: a compiled Keras model.
@@ -93,7 +93,7 @@ _step = threading.local()
 
 
 class OnReplicas:
-    """A strategy each of whose replicas draws random numbers of its own, and counts in a step by the rows it has."""
+    """Strategy whose replicas draw their own numbers and count rows."""
 
     def run(self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         def on_replica(*args: Any, **kwargs: Any) -> Any:
@@ -109,7 +109,7 @@ class OnReplicas:
 
 
 def share_of_batch() -> Any:
-    """By how much to multiply the mean loss of this replica, so that the mean over replicas is that over the rows.
+    """Weighs this replica's mean loss by its share of rows.
 
     A last batch may leave fewer rows to some: a replica with `n` of `N` rows on `R` replicas counts `n R / N`.
 
@@ -137,12 +137,12 @@ def _own_draw(draw: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_variable(thing: Any) -> bool:
-    """Tells whether something is a variable, of Keras or of TensorFlow."""
+    """Tells whether something is a variable of Keras or TensorFlow."""
     return isinstance(thing, (keras.Variable, tf.Variable))
 
 
 class _NativeVariable(NamedTuple):
-    """What is read and assigned of a Keras variable, for one of TensorFlow's own."""
+    """A variable of TensorFlow's own, read and assigned as Keras's."""
 
     value: tf.Variable
 
@@ -151,7 +151,7 @@ class _NativeVariable(NamedTuple):
 
 
 def as_keras_variable(variable: Any) -> Any:
-    """A variable with `value` and `assign`, as Keras's have; None if it is not of the distribution strategy in use."""
+    """Gives a variable `value` and `assign`; None outside the strategy."""
     native = variable.value if isinstance(variable, keras.Variable) else variable
     if not isinstance(native, tf.Variable) or not tf.distribute.get_strategy().extended.variable_created_in_scope(
         native

@@ -92,7 +92,7 @@ def change_optimizer(
 
 
 class _Settings(NamedTuple):
-    """How an optimizer stores its slots, and whether gradients wait for each other."""
+    """Storage of an optimizer's slots, and whether gradients wait."""
 
     state_dtype: str
     state_memory: str
@@ -100,7 +100,7 @@ class _Settings(NamedTuple):
 
 
 def scales_loss(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Tells whether an optimizer, Keras's or the kit's, scales the loss."""
+    """Tells whether an optimizer scales the loss, Keras's or ours."""
     if isinstance(optimizer, LossScaleOptimizer):
         return not isinstance(optimizer.loss_scale, NoLossScale)
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
@@ -153,7 +153,7 @@ def compiled_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
 
 
 def check_untrained(model: keras.Model, function: str, instead: str) -> None:
-    """Checks that the optimizer of a compiled model has made no update, which a new one would forget.
+    """Checks that a compiled model's optimizer has made no update.
 
     Args:
         function: the name of the function that is to exchange its optimizer, for the message.

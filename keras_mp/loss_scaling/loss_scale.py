@@ -18,7 +18,7 @@ _SMALLEST, _LARGEST = 2.0**-126, 2.0**126
 
 
 class LossScaleState(NamedTuple):
-    """What a loss scale remembers from step to step: five scalars, of NumPy or of the backend.
+    """State of a loss scale: five scalars, NumPy's or tensors.
 
     Attributes:
         scale: the number that the loss is multiplied by, float32.
@@ -36,7 +36,7 @@ class LossScaleState(NamedTuple):
 
 
 class AnyLossScale(abc.ABC):
-    """The base of `LossScale`, `LossScale.static` and `LossScale.none`: the skips are counted."""
+    """Base of the three loss scales, which counts skips."""
 
     # Of those that scale: an overflow in one gradient skips the step of all.
     release_gradients = clip_by_last_norm = False
@@ -260,7 +260,7 @@ def _choose(condition: Any, yes: Any, no: Any) -> Any:
 
 
 def warn_if_needless(what: str, loss_scale: AnyLossScale) -> None:
-    """Warns that something which computes in bfloat16 needs no scaling, if there is any."""
+    """Warns that computing in bfloat16 needs no loss scaling."""
     if not isinstance(loss_scale, NoLossScale):
         warnings.warn(
             f"{what} computes in bfloat16, which has the range of float32: scaling the loss gains nothing. Use "

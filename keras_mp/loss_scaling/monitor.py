@@ -191,7 +191,7 @@ class _Watched:
 
     @property
     def failure(self) -> str:
-        """What an overflow is that does not lower the scale, in words."""
+        """Describes an overflow that does not lower the scale."""
         loss_scale = self.optimizer.loss_scale
         if isinstance(loss_scale, LossScale):
             return f"a step overflowed while the loss scale was at its floor, {loss_scale.min_scale:g}"
@@ -216,7 +216,7 @@ class _Watched:
 
 
 def _scaling_optimizers(model: keras.Model) -> dict[str, LossScaleOptimizer]:
-    """The optimizers of a model that scale the loss, by the name of their attribute; a single one by ""."""
+    """Finds the scaling optimizers by attribute, one alone by ""."""
     optimizers = held_optimizers(model)
     scaling = {name: optimizer for name, optimizer in optimizers.items() if isinstance(optimizer, LossScaleOptimizer)}
     if len(scaling) == 1:

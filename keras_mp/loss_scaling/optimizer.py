@@ -435,7 +435,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             self._if(finite, add, None, (grads, inverse), unscale)
 
     def _release(self, grads: list[Any], variables: list[keras.Variable]) -> None:
-        """Makes a step in which no weight waits for the gradients of others."""
+        """Makes a step in which no weight waits for others."""
         grads = gradients.sum_over_replicas(gradients.multiply((grads, None), variables), variables)
         finite = [gradients.is_finite(gradient) for gradient in grads if gradient is not None]
         self._move_scale(ops.all(ops.stack(finite)))
@@ -507,7 +507,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
 
 def _loss_scale_from(loss_scale: Any, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Returns the loss scale, and the settings that are not its own."""
+    """Separates the loss scale from settings that are not its."""
     settings = dict(settings)
     if "dynamic_growth_steps" in settings:
         if "growth_interval" in settings:

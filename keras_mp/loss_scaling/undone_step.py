@@ -91,7 +91,7 @@ register_treatments({ATOMIC: Treatment(lambda original, names: AtomicStep, order
 def _counted_results(
     model: keras.Model, since_reset: Any, unbuilt: list[Any], own: dict[str, Any], skipped: Any
 ) -> dict[str, Any]:
-    """The logs of a step: metrics of the steps that count, or of this one alone while there are none."""
+    """Makes the logs of counted steps, or of this one."""
     if backend.is_concrete(skipped) and bool(skipped):  # a traced step is traced again once optimizers are built
         _begin_anew(unbuilt)
     nothing = ops.logical_and(skipped, ops.less(since_reset, 1))
@@ -102,7 +102,7 @@ def _counted_results(
 
 
 def _results_or_nan(model: keras.Model, results: dict[str, Any]) -> dict[str, Any]:
-    """The metrics of an epoch or an evaluation, which Keras asks for when it ends."""
+    """Makes an epoch's or an evaluation's metrics, or NaN."""
     optimizers = [optimizer for optimizer in _optimizers(model).values() if isinstance(optimizer, LossScaleOptimizer)]
     values = [backend.as_tensor(optimizer.since_reset) for optimizer in optimizers]
     if not any(backend.is_concrete(value) and int(value) < 0 for value in values):
@@ -131,7 +131,7 @@ def _metric_results(model: keras.Model) -> dict[str, Any]:
 
 
 def _optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
-    """The optimizers whose variables a step of `fit` changes, by their names."""
+    """Finds the optimizers that a step changes, by name."""
     if keras.backend.backend() == "jax":  # where Keras gives a step the variables of this one
         optimizer = getattr(model, "optimizer", None)
         return {} if optimizer is None else {"optimizer": optimizer}
@@ -139,7 +139,7 @@ def _optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
 
 
 def _checking_optimizers(model: keras.Model) -> list[LossScaleOptimizer]:
-    """Those of the optimizers that check their gradients, at least one."""
+    """Finds the optimizers that check gradients, at least one."""
     optimizers = _optimizers(model)
     if not optimizers:
         raise ValueError(
@@ -157,7 +157,7 @@ def _checking_optimizers(model: keras.Model) -> list[LossScaleOptimizer]:
 
 
 def _changed_by_updates(model: keras.Model) -> list[Any]:
-    """Weights and slots, without the loss scales and their counters, which move in a skipped step, too."""
+    """Lists weights and slots, but not the state of scales."""
     return [*model.trainable_variables, *(slot for held in _optimizers(model).values() for slot in _slots(held))]
 
 
@@ -193,7 +193,7 @@ _HOLDERS = (
 
 
 def changed_by_the_forward_pass(model: keras.Model) -> list[Any]:
-    """Lists the variables other than weights that a step's forward pass may change, each once.
+    """Lists other variables that a step's forward pass may change.
 
     Those that Keras lists: of layers those that are not trained, and those of metrics; and those that no list of the
     model has: of loss objects and functions, of regularizers, of metrics that are compiled and not built yet, and of
@@ -209,7 +209,7 @@ def changed_by_the_forward_pass(model: keras.Model) -> list[Any]:
 
 
 def _held_by(model: keras.Model) -> list[Any]:
-    """What is a variable, and no layer's weight, of all that a model's attributes lead to."""
+    """Lists variables that a model's attributes lead to, without weights."""
     held: dict[int, Any] = {}
     weights = {id(variable) for variable in model.trainable_variables}
     seen: dict[int, Any] = {}

@@ -112,7 +112,7 @@ _SUMMING = (keras.optimizers.SGD.update_step, keras.optimizers.Lion.update_step)
 
 
 def is_better_wrapped(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> bool:
-    """Whether an optimizer's step takes more memory than that of `LossScaleOptimizer(optimizer)`, or is another.
+    """Tells whether an optimizer by itself makes another, larger step.
 
     Args:
         optimizer: a Keras optimizer that does not scale the loss.
@@ -149,7 +149,7 @@ def _accumulates_otherwise(leaf: keras.optimizers.Optimizer, variables: list[ker
 
 
 def _sums_rows(leaf: keras.optimizers.Optimizer) -> bool:
-    """Whether an optimizer's step is that of the summed rows of a sparse gradient."""
+    """Tells whether an optimizer's step is that of summed rows."""
     if leaf.gradient_accumulation_steps:
         return True  # accumulated gradients are dense
     rescales = leaf.clipnorm or leaf.global_clipnorm or leaf.clipvalue or leaf.loss_scale_factor

@@ -16,7 +16,7 @@ from keras_mp.backend.jax.transforms import barrier
 
 
 def all_finite(tensors: list[Any]) -> Any:
-    """Tells whether every value of some arrays is finite: a boolean array of shape ()."""
+    """Tells whether all values are finite, in one boolean tensor."""
     return jnp.stack([jnp.all(jnp.isfinite(tensor)) for tensor in tensors]).all()
 
 
@@ -28,7 +28,7 @@ def conditional(
     variables: list[keras.Variable],
     prepare: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Calls one of two functions, which may assign to variables; they may read no others.
+    """Calls one of two functions, which assign to given variables.
 
     Args:
         condition: a boolean array of shape ().
@@ -80,7 +80,7 @@ def update_if(
     variables: list[keras.Variable],
     prepare: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Calls a function that assigns to variables, and where the condition is false leaves them as they were.
+    """Makes an update, or leaves the variables as they were.
 
     In a step jitted for an accelerator the update is made in any case, and a variable takes its new value or its old
     one within the same kernel. Behind a condition all gradients would wait in memory in float32, and a GPU would stop
@@ -106,7 +106,7 @@ def update_if(
 
 
 def overwrite(variables: list[keras.Variable], values: list[Any]) -> None:
-    """Assigns to each variable a value, or that of another variable."""
+    """Assigns each variable a value, or that of another variable."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value.value if isinstance(value, keras.Variable) else value)
 
@@ -117,7 +117,7 @@ def sum_repeated_rows(gradient: Any) -> Any:
 
 
 def replica_count() -> int:
-    """Returns over how many devices the current Keras distribution splits a batch."""
+    """Counts the devices over which the distribution splits a batch."""
     distribution = keras.distribution.distribution()
     if distribution is None or distribution.batch_dim_name is None:
         return 1
@@ -126,12 +126,12 @@ def replica_count() -> int:
 
 
 def any_replica(flag: Any) -> Any:
-    """Returns the flag: a compiled JAX step sees the arrays of all devices and processes as one."""
+    """Returns the flag: JAX sees all devices as one."""
     return flag
 
 
 def sum_over_replicas(tensors: list[Any]) -> list[Any]:
-    """Returns the tensors: JAX has added up the gradients of all devices in the backward pass."""
+    """Returns the tensors, which the backward pass has summed."""
     return tensors
 
 
@@ -141,7 +141,7 @@ def max_over_replicas(tensor: Any) -> Any:
 
 
 def reduce_dtype() -> str:
-    """Returns "float32": on JAX the gradients of a step have been summed before an optimizer sees them."""
+    """Returns "float32": JAX has summed the gradients by then."""
     return "float32"
 
 
@@ -149,7 +149,7 @@ ON_HOST = "pinned_host"
 
 
 def check_host_memory() -> None:
-    """Checks that a step can read and write arrays in the host's memory.
+    """Checks that a step can use the host's memory.
 
     Raises:
         ValueError: If it cannot.
@@ -162,7 +162,7 @@ def check_host_memory() -> None:
 
 
 def keep_on_host(variable: keras.Variable) -> None:
-    """Moves a variable to the host's memory, where whatever it is assigned outside of a step goes, too.
+    """Moves a variable, and later values, to the host's memory.
 
     Args:
         variable: A Keras variable, whose values a step then reads by `fetched` and assigns by `stored`.
@@ -176,14 +176,14 @@ def keep_on_host(variable: keras.Variable) -> None:
 
 
 def fetched(array: Any, after: list[Any]) -> Any:
-    """Copies an array from the host's memory to the device, in a step not before others are there."""
+    """Copies an array to the device, after others are there."""
     if after and isinstance(array, jax.core.Tracer):
         array = barrier([array], after)[0]
     return jax.device_put(array, jax.memory.Space.Device)
 
 
 def fetches_early() -> bool:
-    """Whether what is traced is for a compiler that starts copies from the host early, and all at once.
+    """Tells whether the compiler starts copies from hosts early.
 
     libtpu starts them as soon as their source is there, whatever `fetched` has them wait for. In a loop it cannot.
     """

@@ -13,7 +13,7 @@ from keras_mp.optimizer._tensorflow_program import update_in_one_program as upda
 
 
 def all_finite(tensors: list[Any]) -> Any:
-    """Tells whether every value of some tensors is finite: a boolean tensor of shape ()."""
+    """Tells whether all values are finite, in one boolean tensor."""
 
     def one_by_one() -> Any:
         return tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors]))
@@ -39,7 +39,7 @@ def conditional(
     variables: list[keras.Variable],
     prepare: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Calls one of two functions, which may assign to variables and talk to the other replicas.
+    """Calls one of two functions, which may ask other replicas.
 
     Args:
         condition: a boolean tensor of shape (), the same on every replica.
@@ -78,7 +78,7 @@ def update_if(
     variables: list[keras.Variable],
     prepare: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Calls a function that assigns to variables, and where the condition is false leaves them as they were.
+    """Makes an update, or leaves the variables as they were.
 
     In a step jitted for an accelerator the update is made in any case, and a variable takes its new value or its old
     one within the same kernel. Behind a condition all gradients would wait in memory in float32, and a GPU would stop
@@ -102,7 +102,7 @@ def update_if(
 
 
 def overwrite(variables: list[keras.Variable], values: list[Any]) -> None:
-    """Assigns to each variable, on each replica, that replica's value; call it in a replica context.
+    """Assigns variables, on each replica, that replica's values.
 
     Args:
         variables: Keras variables.
@@ -120,7 +120,7 @@ def overwrite(variables: list[keras.Variable], values: list[Any]) -> None:
 
 
 def sum_repeated_rows(gradient: Any) -> Any:
-    """Gives each row of a sparse gradient once, as the sum of its occurrences; a dense one is returned as it is."""
+    """Sums the rows that a sparse gradient holds several times."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     rows, places = tf.unique(gradient.indices)
@@ -129,15 +129,15 @@ def sum_repeated_rows(gradient: Any) -> Any:
 
 
 def replica_count() -> int:
-    """Returns how many replicas of a model the current distribution strategy trains."""
+    """Counts the replicas of the current distribution strategy."""
     return tf.distribute.get_strategy().num_replicas_in_sync
 
 
 def any_replica(flag: Any) -> Any:
-    """Tells whether a flag is true on any replica; call it in a replica context.
+    """Tells whether a flag is true on any replica.
 
     Args:
-        flag: a boolean tensor of shape (), of this replica.
+        flag: a boolean tensor of shape (), of this replica, in whose context it is called.
 
     Returns:
         A boolean tensor of shape (), the same on every replica.
@@ -150,7 +150,7 @@ def any_replica(flag: Any) -> Any:
 
 
 def sum_over_replicas(tensors: list[Any]) -> list[Any]:
-    """Adds up tensors of each replica, sparse ones too; call it in a replica context."""
+    """Sums tensors, sparse ones too, over replicas, in their context."""
     if replica_count() == 1 or not tensors:
         return tensors
     context = tf.distribute.get_replica_context()
@@ -158,7 +158,7 @@ def sum_over_replicas(tensors: list[Any]) -> list[Any]:
 
 
 def max_over_replicas(tensor: Any) -> Any:
-    """Takes the maximum of a tensor over the replicas; call it in a replica context."""
+    """Takes the maximum over the replicas, in their context."""
     if replica_count() == 1:
         return tensor
     return tf.reduce_max(tf.distribute.get_replica_context().all_gather(tensor[tf.newaxis], axis=0), axis=0)
@@ -171,7 +171,7 @@ def reduce_dtype() -> str:
 
 
 def check_host_memory() -> None:
-    """Refuses: XLA on TensorFlow has no names for memory of the host."""
+    """Refuses: XLA on TensorFlow cannot name the host's memory."""
     raise ValueError("state_memory='host' needs JAX: set the environment variable KERAS_BACKEND to 'jax'")
 
 

@@ -36,7 +36,7 @@ _WITHOUT_STRATEGY = {
 def update_in_one_program(
     update: Callable[[list[Any]], None], gradients: list[Any], keeps_rows: bool, beside: keras.Variable
 ) -> None:
-    """Calls a function that assigns to variables, as an island where that is possible, on replicas one on each device.
+    """Makes an update as one program a device, where possible.
 
     It is not where the function has an operation that keeps a state besides variables: one that draws random numbers,
     prints, or calls Python.
@@ -83,7 +83,7 @@ def _update(update: Callable[[list[Any]], None], gradients: list[Any]) -> None:
 
 
 def _before_its_cast(gradient: tf.Tensor) -> tf.Tensor:
-    """The 16 bits that a gradient was cast from: the program casts them itself, and no copy in float32 is made."""
+    """Undoes a gradient's cast from 16 bits, which programs do."""
     cast = operation_of(gradient, "Cast")
     return cast.inputs[0] if cast is not None and cast.inputs[0].dtype in (tf.bfloat16, tf.float16) else gradient
 

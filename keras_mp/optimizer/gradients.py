@@ -19,13 +19,13 @@ engine = backend.engine_of(__package__)
 
 
 def at_least_float32(dtype: Any) -> str:
-    """Returns the dtype that gradients of a dtype are unscaled and summed in: float32 for 16 bits, else the same."""
+    """Returns the dtype of sums: float32 for 16 bits."""
     dtype = keras.backend.standardize_dtype(dtype)
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
 def sum_repeated_rows(grads: list[Any]) -> list[Any]:
-    """Gives each row of a sparse gradient once: the sum can overflow where no summand does."""
+    """Sums repeated rows of sparse gradients, before overflows are sought."""
     return [gradient if gradient is None else engine.sum_repeated_rows(gradient) for gradient in as_tensors(grads)]
 
 
@@ -45,7 +45,7 @@ def all_finite(grads: list[Any]) -> Any:
 
 
 def is_finite(gradient: Any) -> Any:
-    """Tells whether every value of one gradient is finite, a boolean tensor of shape ()."""
+    """Tells whether a gradient is finite, in one boolean tensor."""
     return ops.all(ops.isfinite(backend.values_of(gradient)))
 
 
@@ -69,7 +69,7 @@ def multiply(factors: tuple[list[Any], Any], variables: list[keras.Variable]) ->
 
 
 def sum_over_replicas(grads: list[Any], variables: list[keras.Variable]) -> list[Any]:
-    """Adds up the gradients of all replicas; of the values that overwrite a variable it takes the largest.
+    """Sums gradients over replicas; of overwriting values, the largest.
 
     Args:
         grads: the gradients of this replica.
@@ -92,23 +92,23 @@ def sum_over_replicas(grads: list[Any], variables: list[keras.Variable]) -> list
 
 
 def norm(grads: list[Any], variables: list[keras.Variable]) -> Any:
-    """Returns the L2 norm over all gradients, a float32 tensor of shape ()."""
+    """Computes the L2 norm over all gradients, a float32 scalar."""
     return ops.sqrt(sum(map(sum_of_squares, _without_overwritten(grads, variables))))
 
 
 def finite_norm(grads: list[Any], variables: list[keras.Variable]) -> Any:
-    """Returns the L2 norm over the gradients that are finite, a float32 tensor of shape ()."""
+    """Computes the L2 norm over finite gradients, a float32 scalar."""
     squares = [ops.where(is_finite(g), sum_of_squares(g), 0.0) for g in _without_overwritten(grads, variables)]
     return ops.sqrt(sum(squares))
 
 
 def sum_of_squares(gradient: Any) -> Any:
-    """Returns the squared L2 norm of one gradient, a float32 tensor of shape ()."""
+    """Computes a gradient's squared L2 norm, a float32 scalar."""
     return ops.sum(ops.square(ops.cast(backend.values_of(gradient), "float32")))
 
 
 def share_below(threshold: Any, grads: list[Any], variables: list[keras.Variable]) -> Any:
-    """Returns which share of the nonzero gradient values is smaller than a threshold, a float32 tensor of shape ()."""
+    """Computes the share of nonzero values below a threshold."""
     values = [backend.values_of(gradient) for gradient in _without_overwritten(grads, variables)]
     magnitudes = [ops.abs(ops.cast(value, "float32")) for value in values]
     nonzero = sum(ops.sum(ops.cast(magnitude > 0, "float32")) for magnitude in magnitudes)
@@ -159,7 +159,7 @@ def empty_sums(variables: list[keras.Variable]) -> list[Any]:
 
 
 def add_to_sums(grads: list[Any], sums: list[Any], variables: list[keras.Variable], is_first: Any) -> None:
-    """Adds a micro-batch; values that overwrite a variable are combined by max, as Keras does.
+    """Adds a micro-batch; of overwriting values, keeps the largest.
 
     Args:
         grads: a gradient for each variable, or None; dense.

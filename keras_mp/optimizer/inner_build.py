@@ -25,7 +25,7 @@ engine = backend.engine_of(__package__)
 def check_state_dtype_of_built(
     optimizer: keras.optimizers.Optimizer, state_dtype: str, state_memory: str = "device"
 ) -> None:
-    """Checks that the slots of an optimizer that is built are stored in a dtype and a memory.
+    """Checks dtype and memory of a built optimizer's slots.
 
     Raises:
         ValueError: If they are stored in another.
@@ -63,7 +63,7 @@ def build_inner(
     state_dtype: str = "float32",
     state_memory: str = "device",
 ) -> None:
-    """Builds an optimizer without its own sums of gradients: ours are float32, and one for each replica.
+    """Builds an optimizer without its own sums of gradients.
 
     Args:
         variables: the model's trainable variables.
@@ -107,7 +107,7 @@ def _building(
 
 @contextmanager
 def _telling_of_leaves(optimizer: keras.optimizers.Optimizer, enter: Callable[[Any], None]) -> Iterator[None]:
-    """Tells of the optimizers that a MultiOptimizer learns of while it is built, from a function of each variable."""
+    """Tells of the optimizers that a MultiOptimizer's function returns."""
     # Private: Keras asks the function again for no variable, and it may give a new optimizer each time.
     choose = vars(optimizer).get("_optimizer_map")
 
@@ -158,7 +158,7 @@ _SQUARES = {
 def creating(
     optimizer: keras.optimizers.Optimizer, state_dtype: str, numbers: Iterator[int], state_memory: str = "device"
 ) -> Iterator[None]:
-    """A scope in which an optimizer makes its slots as `StateSlot`s, and the others in float32 at least.
+    """Scope in which an optimizer makes `StateSlot`s.
 
     Args:
         optimizer: an optimizer that is not built, and holds slots itself.
@@ -199,18 +199,18 @@ def creating(
 
 
 def state_dtype_of(optimizer: keras.optimizers.Optimizer) -> str:
-    """Returns what the slots of a built optimizer are stored in."""
+    """Returns the dtype that an optimizer's slots are stored in."""
     return getattr(optimizer, _STATE_DTYPE, "float32")
 
 
 def slots_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> tuple[StateSlot, ...]:
-    """Returns the slots of a weight that are stored in fewer bits; none of an optimizer without such slots."""
+    """Returns the slots of a weight that have fewer bits."""
     by_place = getattr(optimizer, _SLOTS, ())
     return by_place[optimizer._get_variable_index(variable)] if by_place else ()
 
 
 def has_slots(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Tells whether an optimizer was built with slots in fewer bits."""
+    """Tells whether an optimizer has slots in fewer bits."""
     return hasattr(optimizer, _SLOTS)
 
 
@@ -269,7 +269,7 @@ def _slot_maker(
 
 
 def _of_rows(layout: Any) -> Any:
-    """The layout of a weight's scales: the weight's, with the last axis whole."""
+    """Returns the layout of a weight's scales, last axis whole."""
     if layout is None:
         return None
     return keras.distribution.TensorLayout([*layout.axes[:-1], None], layout.device_mesh)
@@ -277,7 +277,7 @@ def _of_rows(layout: Any) -> Any:
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Gives an object a method of its own for a while."""
+    """Replaces a method of an object for a while."""
     before = vars(owner).get(name)
     vars(owner)[name] = value
     try:
@@ -295,7 +295,7 @@ _SIZES = {"bfloat16": 2, "float8_e4m3fn": 1}
 
 
 def with_dtypes(store: Mapping[str, Any], variables: Sequence[keras.Variable]) -> dict[str, Any]:
-    """Gives the arrays of a file the dtypes that they were written with.
+    """Gives a file's arrays the dtypes they were written with.
 
     Args:
         store: arrays by the number of their variable.
@@ -313,7 +313,7 @@ def with_dtypes(store: Mapping[str, Any], variables: Sequence[keras.Variable]) -
 
 
 def load_with_dtypes(optimizer: keras.optimizers.Optimizer) -> None:
-    """Has an optimizer of Keras's load its variables so, too: Keras loads an inner optimizer as well as its wrapper."""
+    """Has an inner optimizer load its variables so, too."""
     # Past Keras's tracking of attributes.
     object.__setattr__(optimizer, "load_own_variables", partial(_load, optimizer))
 

@@ -1,7 +1,20 @@
 """Makes a Keras optimizer clip, decay, update and average once, and nothing else: the rest of a step is done by then.
 
 A Keras optimizer by itself accumulates gradients, and sums them over replicas, after clipping, in branches that a
-distribution strategy refuses.
+distribution strategy refuses. So methods are replaced in the `vars` of each optimizer, for one call of `apply`:
+
+```
+optimizer.apply                                        Keras's own, which calls
+  _overwrite_variables_directly_with_gradients         hides the constraints of bfloat16 weights, too
+  _all_reduce_sum_gradients                            nothing: gradients are sums already
+  _backend_apply_gradients = _apply_to_leaf            clip, decay, update, average; on a CPU as one program
+    update_step                                        one weight: it and its slots are float32, then rounded once;
+                                                       released, it is also checked, clipped and decayed here
+      _var_key = key_of                                finds the slots of a weight that is float32 for now
+      assign, assign_add, assign_sub of _keeping       released: nothing changes where a gradient is not finite
+```
+
+An optimizer that is not wrapped keeps `UpdateInOneProgram` as its `_backend_apply_gradients`.
 """
 
 from __future__ import annotations
@@ -26,7 +39,7 @@ engine = backend.engine_of(__package__)
 
 
 def check_unscaled(name: str, optimizer: keras.optimizers.Optimizer) -> None:
-    """Checks that an argument is an optimizer which does not scale the loss.
+    """Checks that an optimizer does not scale the loss.
 
     Raises:
         TypeError: If it is not a Keras optimizer.
@@ -60,7 +73,7 @@ def accumulation_steps(optimizer: keras.optimizers.Optimizer) -> int:
 
 
 def count_step(optimizer: keras.optimizers.Optimizer) -> None:
-    """Adds one to the iterations of an optimizer and of those inside."""
+    """Adds one to the iterations of optimizer and leaves."""
     for counted in {id(counted): counted for counted in (optimizer, *leaves(optimizer))}.values():
         counted._iterations.assign_add(1)
 
@@ -108,7 +121,7 @@ def apply(
 
 
 def finalize(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]) -> None:
-    """Sets variables to their moving averages, those of an optimizer that keeps some.
+    """Sets variables to the moving averages of an optimizer.
 
     Args:
         variables: the model's trainable variables.
@@ -184,7 +197,7 @@ def _overwrite_with_averages(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def _averages(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:
-    """The variables that are averaged, each with its average: those that gradients overwrite have none."""
+    """Pairs averaged variables with averages: overwritten ones have none."""
     pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
     return [(variable, average) for variable, average in pairs if average is not None]
 
@@ -254,12 +267,12 @@ def update_step(
 
 
 def _whatever(values: list[Any]) -> Any:
-    """True, which no compiler knows before it has the values: what waits for it comes after them."""
+    """Returns True, which compilers cannot know without the values."""
     return ops.all(ops.stack([ops.any(ops.logical_or(x == x, x != x)) for x in values]))  # noqa: PLR0124
 
 
 def _read_by_update(leaf: keras.optimizers.Optimizer, variable: keras.Variable) -> list[keras.Variable]:
-    """A weight, its slots, and the optimizer's variables that belong to no weight."""
+    """Lists a weight, its slots, and variables of no weight."""
     own = [slot.variable for slot in optimizer_slots(leaf) if slot.weight is None or slot.weight is variable]
     return [variable, *(part for slot in own for part in stored_variables(slot))]
 
@@ -275,7 +288,7 @@ def _clipped(leaf: keras.optimizers.Optimizer, last_norm: Any, gradient: Any) ->
 
 @contextmanager
 def _keeping(leaf: keras.optimizers.Optimizer, finite: Any) -> Iterator[None]:
-    """A scope in which an optimizer's assignments keep the old value where `finite` is false; None is true."""
+    """Scope in which assignments do nothing unless `finite`, or None."""
     if finite is None:
         yield
         return
@@ -308,7 +321,7 @@ def _keeping(leaf: keras.optimizers.Optimizer, finite: Any) -> Iterator[None]:
 
 
 def _decay(leaf: keras.optimizers.Optimizer, weight: Any, finite: Any) -> None:
-    """Decays one weight: as Keras does, which on TensorFlow does so outside of an update only."""
+    """Decays one weight, also within an update on TensorFlow."""
     if type(leaf)._apply_weight_decay is not keras.optimizers.Optimizer._apply_weight_decay:
         if not isinstance(weight, StateSlot):  # Muon asks for its path, which TensorFlow's variable has not
             weight = leaf._trainable_variables[leaf._get_variable_index(weight)]
@@ -359,7 +372,7 @@ def check_can_release(optimizer: keras.optimizers.Optimizer, releases: bool, by_
 
 
 def key_of(leaf: keras.optimizers.Optimizer, variable: Any) -> Any:
-    """What takes the place of an optimizer's own `_var_key`, by which it finds the slots of a weight."""
+    """Takes the place of `_var_key`, which finds a weight's slots."""
     return type(leaf)._var_key(leaf, variable.values if isinstance(variable, WideWeight) else variable)
 
 
@@ -372,7 +385,7 @@ def key_of(leaf: keras.optimizers.Optimizer, variable: Any) -> Any:
 def in_one_program(
     optimizer: keras.optimizers.Optimizer, update: Callable[[list[Any]], None], grads: list[Any]
 ) -> None:
-    """Calls an update with gradients, as one program where the step that is traced may have some.
+    """Makes an update, as one program where that is possible.
 
     Args:
         optimizer: the optimizer whose update it is.
@@ -383,7 +396,7 @@ def in_one_program(
 
 
 class UpdateInOneProgram:
-    """Takes the place of an optimizer's own `_backend_apply_gradients`, which it calls.
+    """Takes the place of `_backend_apply_gradients`, which it calls.
 
     Args:
         optimizer: a Keras optimizer that is not inside another.
@@ -401,7 +414,7 @@ class UpdateInOneProgram:
 
 
 def _keeps_rows(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether an update from a sparse gradient changes the rows in it only; of a class that is not Keras's, it may."""
+    """Tells whether a sparse gradient changes its own rows only."""
     step = type(optimizer).update_step
     if package_of(step) != "keras":
         return True

@@ -108,7 +108,7 @@ def decode(values: Any, scale: Any = None) -> Any:
 
 
 class StateSlot:
-    """What an optimizer reads and assigns as it does a float32 variable.
+    """Slot that an optimizer uses as a float32 variable.
 
     Within `updating` it holds the float32 value, so that a step computes with unrounded moments, and is rounded once,
     at its end. Outside, each assignment rounds to nearest.
@@ -143,7 +143,7 @@ class StateSlot:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """What is stored: the values, and the scales if there are some."""
+        """Lists what is stored: values, and scales if any."""
         return [self.values] if self.scale is None else [self.values, self.scale]
 
     @property
@@ -227,7 +227,7 @@ class StateSlot:
         self._is_open, self._working, self._fetched = False, None, None
 
     def _round(self, seed: int, step: Any, finite: Any) -> list[Any]:
-        """Stores the slot if it was assigned to, and returns a value of what went to the host's memory, if any did."""
+        """Stores a changed slot; returns a value on the host."""
         if not self._is_changed:
             return []
         values = self._store(self._working, random_bits(self.shape, seed, step, self.index), finite)
@@ -261,7 +261,7 @@ class StateSlot:
 
 
 def where_finite(finite: Any, value: Any, variable: Any) -> Any:
-    """Returns a new value where `finite` is true or None, else that of the variable, which it is to be assigned to."""
+    """Returns a value where `finite` or None, else the variable's."""
     if finite is None:
         return value
     dtype = keras.backend.standardize_dtype(variable.dtype)
@@ -275,7 +275,7 @@ def where_finite(finite: Any, value: Any, variable: Any) -> Any:
 def updating(
     slots: Sequence[StateSlot], seed: int, step: Any, finite: Any = None, written: list[Any] | None = None
 ) -> Iterator[None]:
-    """A scope in which slots hold float32; those that were assigned to are rounded stochastically at its end.
+    """Scope in which slots hold float32, rounded at its end.
 
     Args:
         slots: The slots of one weight.
@@ -317,12 +317,12 @@ def check_weights(variables: Iterable[keras.Variable]) -> None:
 
 
 def is_narrow(variable: Any) -> bool:
-    """Tells whether a weight is stored in bfloat16, of which an update needs a float32 view."""
+    """Tells whether a weight is stored in bfloat16."""
     return bool(keras.backend.standardize_dtype(variable.dtype) == "bfloat16")
 
 
 class WideWeight(StateSlot):
-    """What an optimizer reads and assigns within `updating` as it does a float32 weight.
+    """Bfloat16 weight that an optimizer uses as a float32 one.
 
     Other attributes are those of the Keras variable.
 
@@ -338,7 +338,7 @@ class WideWeight(StateSlot):
 
     @property
     def name(self) -> str:
-        """The name that Keras gives an update: on TensorFlow the path, which patterns of names are compared with."""
+        """The name of an update: on TensorFlow the variable's path."""
         return str(self.values.name)
 
     @property
@@ -363,7 +363,7 @@ class WideWeight(StateSlot):
 
 
 class Unconstrained:
-    """Stands for a weight whose constraint its update applies, so that Keras does not apply it again.
+    """Weight whose constraint its update applies, and Keras must not.
 
     Args:
         variable: the weight.

@@ -32,7 +32,7 @@ _LARGEST_E4M3 = 448.0  # Micikevicius et al. 2022, table 1
 
 
 def random_bits(shape: tuple[Any, ...], seed: int, step: Any, variable_index: int) -> Any:
-    """Returns words that look random, and are the same whoever computes them: replicas, shards, a resumed run.
+    """Hashes words that replicas, shards and resumed runs share.
 
     Each word is a hash of the arguments and of its element's place in the whole array. A sharded array has on each
     device the words of its part.
@@ -68,9 +68,10 @@ def mixed(word: Any, key: Any = None) -> Any:
 
 
 def round_to_bfloat16(x: Any, bits: Any) -> Any:
-    """Rounds to one of the two neighbours in bfloat16, so that the mean over the 16 low bits is the value itself.
+    """Rounds to a neighbour in bfloat16, right in the mean.
 
-    Zeros with their sign, infinities, NaNs and what bfloat16 holds exactly stay. A finite value stays finite: beyond
+    The mean over the 16 low bits is the value itself. Zeros with their sign, infinities, NaNs and what bfloat16 holds
+    exactly stay. A finite value stays finite: beyond
     the largest bfloat16, 3.3895e38, it becomes that one, where half of the odds of the rest would make it infinite.
 
     Args:
@@ -89,10 +90,11 @@ def round_to_bfloat16(x: Any, bits: Any) -> Any:
 
 
 def round_to_float8(x: Any, bits: Any) -> Any:
-    """Rounds to one of the two neighbours in E4M3, so that the mean over the 20 low bits is the value itself.
+    """Rounds to a neighbour in E4M3, right in the mean.
 
-    Exactly so from 2**-6 on; below, where E4M3 has steps of 2**-9, within 2**-29. Zeros with their sign, NaNs and what
-    E4M3 holds exactly stay. Finite values beyond 448 become 448; infinities, which E4M3 lacks, NaN.
+    The mean over the 20 low bits is the value itself: exactly so from 2**-6 on; below, where E4M3 has steps of 2**-9,
+    within 2**-29. Zeros with their sign, NaNs and what E4M3 holds exactly stay. Finite values beyond 448 become 448;
+    infinities, which E4M3 lacks, NaN.
 
     Args:
         x: a float32 tensor, scaled so that its values lie within 448.
