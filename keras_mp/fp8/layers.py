@@ -9,12 +9,13 @@ import keras
 import numpy as np
 
 from keras_mp import backend
-from keras_mp.backend.common.keras_private import AutocastScope, in_stateless_scope
+from keras_mp.backend.common.keras_private import AutocastScope
 from keras_mp.fp8.quantize import read_kernel
 from keras_mp.fp8.scaled_product import matmul
 from keras_mp.fp8.scaling import ROLES, Scalings
 from keras_mp.rebuild.notes import FLOAT8, treatments_of
 from keras_mp.stability.float32_layers import SumsInFloat32
+from keras_mp.treatment.waiting import is_traced
 
 # The amaxes of the steps before: how a layer keeps them, and how they leave a backward pass.
 
@@ -210,7 +211,7 @@ def _forget_other_kernels(kernel: Any, history: AmaxHistory) -> None:
 
     def assign(value: Any) -> Any:
         assigned = type(kernel).assign(kernel, value)
-        if in_stateless_scope() or not all(backend.is_concrete(weight._value) for weight in (kernel, history.slots)):
+        if is_traced() or not all(backend.is_concrete(weight._value) for weight in (kernel, history.slots)):
             return assigned
         amax = float(keras.ops.max(keras.ops.abs(kernel.value)))
         kept = float(keras.ops.max(history.amaxes()[ROLES.index("kernel"), : history.length]))

@@ -77,7 +77,7 @@ def _make_calls(model: Any) -> None:
             _CALLS[name](layer, **arguments)
 
 
-def _is_traced() -> bool:
+def is_traced() -> bool:
     """Whether what runs now is part of a program, where variables cannot be changed."""
     return in_stateless_scope() or not backend.is_concrete(keras.ops.zeros(()))
 
@@ -90,7 +90,7 @@ def _has_value(variable: Any) -> bool:
 
 
 def _once_built(model: Any) -> None:
-    if _has_weights(model) and not _is_traced():
+    if _has_weights(model) and not is_traced():
         _make_calls(model)
 
 
@@ -152,7 +152,7 @@ class WaitsForBatch:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         has_weights = _has_weights(self)
-        if not _is_traced() or (has_weights and not self.variables):
+        if not is_traced() or (has_weights and not self.variables):
             _build_by(self, super().call, *args, **kwargs)  # type: ignore[misc]
             return self.call(*args, **kwargs)
         if has_weights and all(map(_has_value, self.variables)):

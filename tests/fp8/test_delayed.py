@@ -160,6 +160,17 @@ def test_other_weights_are_not_clipped_by_the_amaxes_of_those_before(scaling, tm
     assert not any("assign" in vars(layer.kernel) for layer in keras_mp.revert(model).layers)
 
 
+@pytest.mark.parametrize("jitted", [True, False])
+def test_a_constraint_assigns_in_a_step_of_any_kind(jitted):
+    """What a step assigns is no other kernel, and is a tensor of a program where no value can be looked at."""
+    model = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH, kernel_constraint="max_norm")])
+    convert(model, "delayed", select=lambda path, layer: True)
+    model.compile(keras.optimizers.SGD(1e-3), "mse", jit_compile=jitted)
+    x = np.random.default_rng().normal(size=(ROWS, WIDTH)).astype("float32")
+    model.fit(x, x, epochs=3, batch_size=ROWS, verbose=0)
+    assert (histories(model)[:, :, :3] > 0).all()
+
+
 def small(recipe):
     """A converted model with a Dense layer and attention."""
     inputs = keras.Input((4, 16))
