@@ -151,8 +151,9 @@ class _Runs:
                 result = function(*args, **kwargs)
             finally:
                 self._open.pop()
-            operates = not isinstance(layer, keras.layers.Layer)
-            operates &= all(id(x) in self._wide for x in _tensors((args, kwargs)) if has_float_dtype(x))
+            operates = not isinstance(layer, keras.layers.Layer) and all(
+                id(x) in self._wide for x in _tensors((args, kwargs)) if has_float_dtype(x)
+            )
             if operates or stays and notes_of(layer) is None:
                 self._wide |= {id(x): x for x in _tensors(result)}
             tensors = _tensors((args, kwargs, result))

@@ -23,10 +23,8 @@ def test_several_devices_do_as_one(part):
     names = ["on_several_devices"]
     if not TENSORFLOW:
         names += ["experts_on_devices", "gathers_on_devices", "loading_on_devices"]
-    if part != "not slow" and tuple(map(int, keras.__version__.split(".")[:2])) >= (
-        3,
-        14,
-    ):  # which packs int4 in groups
+    packs_int4_in_groups = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 14)
+    if part != "not slow" and packs_int4_in_groups:
         names += ["quantized_on_devices"]
     run([HERE / f"{name}.py" for name in names], part, devices=8)
 
