@@ -129,7 +129,8 @@ class PolicySearch(Report):
     def _answer(self) -> list[Sentence]:
         said = [Sentence("", self.message)]
         shares = ", ".join(f"{share:.1%} in {name}" for name, share in self.shares.items() if share)
-        said.append(Sentence("Weights", f"{shares or 'none'}. {len(self.tried)} mixes were tried."))
+        mixes = "mix was" if len(self.tried) == 1 else "mixes were"
+        said.append(Sentence("Weights", f"{shares or 'none'}. {len(self.tried)} {mixes} tried."))
         closed = (name.rpartition(".")[2] for name in self.closed)
         said += [Sentence("", f"Each {name} has one precision: its code cannot mix them", rank=1) for name in closed]
         named = ((shorten_middle(path, _NAMED), precision) for path, precision in self.restored.items())
