@@ -3,13 +3,11 @@
 import keras
 import numpy as np
 import pytest
-from jitted_programs import jitted, with_islands
+from jitted_programs import jitted
 from replicas import REPLICAS, run, scope, values_on_each
 from test_optimizer import stepper
-from thirds import thirds
 
 import keras_mp
-from keras_mp.optimizer.stochastic_rounding import random_bits
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 MODE = {"jit_compile": not TENSORFLOW}
@@ -76,7 +74,6 @@ def test_accumulation_by_4_with_a_bad_micro_batch(loss_scale, clip):
     np.testing.assert_array_equal(number(total).ravel(), [2.0, 3.0])
 
 
-@pytest.mark.slow
 def test_averages_overwrite_the_weights_where_they_are_due():
     def inner():
         return keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2)
@@ -88,7 +85,6 @@ def test_averages_overwrite_the_weights_where_they_are_due():
 
 
 @pytest.mark.skipif(not TENSORFLOW, reason="JAX has no sparse gradients here")
-@pytest.mark.slow
 def test_sparse_gradients_are_added_up():
     with scope():
         embedding = keras.layers.Embedding(4, 1, embeddings_initializer="zeros")
@@ -100,6 +96,7 @@ def test_sparse_gradients_are_added_up():
     np.testing.assert_allclose(number(embedding.embeddings).ravel(), [-1.5, -0.5, 0, 0])
 
 
+RARELY = [pytest.mark.slow, pytest.mark.rare]
 UPDATES = {
     "AdamW": lambda: keras.optimizers.AdamW(0.1),
     "Adafactor": lambda: keras.optimizers.Adafactor(0.1),
@@ -109,7 +106,7 @@ UPDATES = {
 
 
 @pytest.mark.skipif(not TENSORFLOW, reason="on JAX a step is one program")
-@pytest.mark.parametrize("name", ["AdamW", *thirds([*UPDATES][1:])])
+@pytest.mark.parametrize("name", ["AdamW", *(pytest.param(name, marks=RARELY) for name in [*UPDATES][1:])])
 def test_the_update_is_a_program_on_each_device_and_that_of_one_with_the_sum(name):
     import tensorflow as tf
 
@@ -132,38 +129,6 @@ def test_the_update_is_a_program_on_each_device_and_that_of_one_with_the_sum(nam
         first, *others = values_on_each(variable)
         assert all(np.array_equal(first, other) for other in others), variable.path
     np.testing.assert_allclose(number(weight), number(single), rtol=2e-6, atol=1e-6)
-
-
-def prepared(islands):
-    """A model with each kind of island, which is trained on a row for each replica, and a step's jitted programs."""
-    import tensorflow as tf
-
-    keras.utils.set_random_seed(4)
-    with scope():
-        kinds = [keras.layers.LayerNormalization(dtype="mixed_bfloat16"), keras.layers.RMSNormalization()]
-        hidden = [keras.layers.Dense(8, "gelu"), *kinds, keras.layers.Dense(8, "silu")]
-        model = keras.Sequential([keras.Input((6,)), *hidden, keras.layers.Dense(1)])
-        model = keras_mp.prepare(model, keras.optimizers.SGD(0.1, momentum=0.9), "mse")
-    rng = np.random.default_rng(6)
-    x, y = (rng.normal(size=(4 * REPLICAS, width)).astype("float32") for width in (6, 1))
-    step = tf.function(
-        lambda rows: run(lambda row: model.train_step((row[:, :-1], row[:, -1:])), rows), autograph=False
-    )
-    with with_islands(islands):
-        fit(model, x, y)
-        programs = jitted(step.get_concrete_function(tf.TensorSpec((REPLICAS, 7))))
-    return [values_on_each(v) for v in (*model.trainable_variables, *model.optimizer.variables)], programs
-
-
-@pytest.mark.skipif(not TENSORFLOW, reason="on JAX a step is one program")
-@pytest.mark.slow
-def test_a_model_with_islands_trains_as_one_without():
-    (ours, programs), (kernels, none) = (prepared(islands) for islands in (True, False))
-    assert len(programs) > REPLICAS and not none  # more than the updates
-    for one, other in zip(ours, kernels, strict=True):
-        for value in one[1:]:
-            np.testing.assert_array_equal(value, one[0])
-        np.testing.assert_allclose(one[0], other[0], rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.skipif(not TENSORFLOW, reason="JAX has one program for all devices")
@@ -190,6 +155,7 @@ def test_wrap_optimizer_checks_where_there_are_several_replicas():
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_a_checkpoint_within_an_epoch_goes_on_with_the_same_bits(tmp_path):
     """Each replica has a part of the metrics and of the accumulated gradients: the place is between two updates."""
     x = np.random.default_rng().normal(size=(12 * REPLICAS, 2)).astype("float32")
@@ -264,39 +230,3 @@ def test_states_in_8_bits_are_on_each_replica_those_of_one():
     for variable in optimizer.inner_optimizer.variables:
         first, *others = values_on_each(variable)
         assert all(np.array_equal(first, other) for other in others)
-
-
-@pytest.mark.slow
-def test_nadam_with_bfloat16_weights():
-    """Nadam alone keeps a product of factors, which Keras makes in the dtype of the first weight."""
-    keras.config.set_dtype_policy("bfloat16")
-    try:
-        kernel, optimizer = train(lambda: keras.optimizers.Nadam(0.5), KINDS[1], [ROWS] * 4)
-    finally:
-        keras.config.set_dtype_policy("float32")
-    product = optimizer.inner_optimizer._u_product
-    gradient, mean, square, factors, expected = np.array([2.0, 3.0]), 0.0, 0.0, 1.0, np.ones(2)
-    for step in range(1, 5):  # Dozat 2016, with Keras's schedule of the momentum
-        now, then = (0.9 * (1 - 0.5 * 0.96**at) for at in (step, step + 1))
-        factors *= now
-        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
-        corrected = then * mean / (1 - factors * then) + (1 - now) * gradient / (1 - factors)
-        expected -= 0.5 * corrected / (np.sqrt(square / (1 - 0.999**step)) + 1e-7)
-    assert str(product.dtype) == "float32"
-    for value in values_on_each(product):
-        np.testing.assert_allclose(value, factors, rtol=1e-5)
-    # Each step rounds the weight to bfloat16, by less than 2**-7 of at most 2.
-    np.testing.assert_allclose(kernel.astype("float64"), expected, atol=4 * 2 * 2.0**-7)
-    assert np.all(expected < -0.5)
-
-
-@pytest.mark.skipif(TENSORFLOW, reason="TensorFlow splits no variable")
-def test_words_of_a_sharded_array_are_those_of_the_whole():
-    import jax
-
-    shape = (16, 24)
-    expected = number(random_bits(shape, 1, 2, 3))
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
-    words = jax.jit(lambda n: random_bits(shape, 1, n, 3), out_shardings=sharding)(2)
-    np.testing.assert_array_equal(words, expected)

@@ -47,7 +47,6 @@ CASES = [
     pytest.param(
         "graph", keras_mp.LossScale.none(), marks=pytest.mark.skipif(not TENSORFLOW, reason="JAX has no graph")
     ),
-    pytest.param("eager", keras_mp.LossScale(), marks=pytest.mark.slow),
 ]
 
 
@@ -74,40 +73,6 @@ def test_without_it_a_forward_overflow_ruins_the_moving_statistics():
     model = build("eager")
     model.train_on_batch(*batch(bad=True))
     assert not np.isfinite(model.layers[2].moving_mean.numpy()).all()
-
-
-class OwnStep(keras.Model):
-    """A custom training step, as Keras's guides write it."""
-
-    if TENSORFLOW:
-
-        def train_step(self, data):
-            import tensorflow as tf
-
-            x, y = data[:2]
-            with tf.GradientTape() as tape:
-                loss = self.compute_loss(x, y, self(x, training=True))
-                scaled = self.optimizer.scale_loss(loss)
-            gradients = tape.gradient(scaled, self.trainable_variables)
-            self.optimizer.apply(gradients, self.trainable_variables)
-            return {"own": loss}
-
-
-@pytest.mark.skipif(not TENSORFLOW, reason="on JAX, Keras's own train_step is of the same form as a custom one")
-@pytest.mark.slow
-def test_a_custom_train_step_and_a_custom_loop():
-    import tensorflow as tf
-
-    model = build("graph", model_class=OwnStep)
-    model.train_on_batch(*batch())
-    keras_mp.loss_scaling.atomic_skip(model)
-    before = values(model.variables)
-    assert np.isnan(model.train_on_batch(*batch(bad=True), return_dict=True)["own"])
-    assert_only_the_scale_moved(model, before, values(model.variables))
-    before = values(model.variables)
-    tf.function(model.train_step, jit_compile=True)(tuple(map(tf.constant, batch(bad=True))))
-    assert_only_the_scale_moved(model, before, values(model.variables))
-    assert int(model.optimizer.skipped_steps) == 2
 
 
 def test_twice_is_once_and_recompiling_keeps_it():

@@ -109,24 +109,6 @@ def test_decay_and_constraint_are_parts_of_the_one_rounding():
     assert abs(norms.mean() - 1) < 1e-3
 
 
-def test_averages_are_float32_and_go_back_rounded():
-    rng = np.random.default_rng()
-    start = read(weight(rng.normal(size=SHAPE)))
-    gradients = [read(weight(rng.normal(size=SHAPE))) for _ in range(4)]
-
-    def averaging():
-        return keras.optimizers.SGD(1e-2, use_ema=True, ema_momentum=0.99, ema_overwrite_frequency=3)
-
-    narrow, optimizer = after(averaging, start, gradients)
-    exact, plain = after(averaging, start, gradients, "float32")
-    (average,), (wide,) = (o.inner_optimizer._model_variables_moving_average for o in (optimizer, plain))
-    assert dtype_of(average) == "float32"
-    np.testing.assert_allclose(read(average), read(wide), rtol=2**-7, atol=1e-4)
-    optimizer.finalize_variable_values([narrow])
-    np.testing.assert_array_equal(read(narrow), read(ops.cast(average, "bfloat16")))
-    plain.finalize_variable_values([exact])
-
-
 def test_wrong_use():
     half = weight(np.ones(SHAPE), "float16")
     with pytest.raises(ValueError, match="'.*kernel' is stored in float16.*'mixed_float16'"):
@@ -165,28 +147,3 @@ def test_prepare_chooses_the_wrapper_and_trains(capsys):
     assert losses[-1] < 0.7 * losses[0]
     used = np.isin(np.arange(16), ids[:, 0])
     assert (read(model.layers[1].embeddings)[~used] == before[~used]).all()
-
-
-@pytest.mark.slow
-def test_it_saves_loads_and_goes_out_in_float32(tmp_path):
-    model = keras_mp.prepare(
-        embedding_model(),
-        keras.optimizers.Adam(1e-2),
-        LOSS,
-        state_dtype="bfloat16",
-        run_eagerly=True,
-    )
-    rng = np.random.default_rng()
-    ids, labels = rng.integers(0, 16, (32, 6)), rng.integers(0, 3, 32)
-    model.train_on_batch(ids, labels)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    for one in (model, loaded):
-        one.train_on_batch(ids, labels)
-    for mine, its in zip(
-        [*model.weights, *model.optimizer.variables], [*loaded.weights, *loaded.optimizer.variables], strict=True
-    ):
-        assert dtype_of(mine) == dtype_of(its)
-        np.testing.assert_array_equal(read(mine), read(its), err_msg=mine.path)
-    report = keras_mp.export_float32(model, tmp_path / "saved", verify=ids[:4])
-    assert report.low_precision_ops == 0

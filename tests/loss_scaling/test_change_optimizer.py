@@ -57,15 +57,13 @@ def test_an_optimizer_that_scales_the_loss_keeps_its_settings():
     assert again.state_dtype == "float32" and again.loss_scale == ours.loss_scale
 
 
-@pytest.mark.parametrize("first", ["states", "sums"])
-def test_with_accumulated_gradients_in_either_order(first):
-    changes = [
-        lambda one: keras_mp.loss_scaling.change_optimizer(one, state_dtype="float8"),
-        lambda one: keras_mp.loss_scaling.change_optimizer(one, accumulate=2),
-    ]
+@pytest.mark.parametrize(
+    "changes", [({"state_dtype": "float8"}, {"accumulate": 2}), ({"accumulate": 2}, {"state_dtype": "float8"})]
+)
+def test_with_accumulated_gradients_in_either_order(changes):
     ours = model()
-    for change in changes if first == "states" else changes[::-1]:
-        change(ours)
+    for change in changes:
+        keras_mp.loss_scaling.change_optimizer(ours, **change)
     ours.fit(*data(), batch_size=ROWS // 2, verbose=0)
     assert stored(ours.optimizer) == {"float8_e4m3fn", "float32"}  # states, and sums of gradients
     assert int(ours.optimizer.iterations) == 1
@@ -105,8 +103,6 @@ def test_it_releases_gradients():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     model.compile(keras.optimizers.Adam(clipnorm=1.0), "mse")
     keras_mp.loss_scaling.change_optimizer(model, state_dtype="float8", release_gradients=True)
-    assert model.optimizer.loss_scale == keras_mp.LossScale.none(release_gradients=True)
-    keras_mp.loss_scaling.change_optimizer(model, state_dtype="bfloat16", release_gradients=True)
     assert model.optimizer.loss_scale == keras_mp.LossScale.none(release_gradients=True)
     keras_mp.loss_scaling.change_optimizer(model, state_dtype="float32")  # leaves what it does not name
     assert model.optimizer.loss_scale == keras_mp.LossScale.none(release_gradients=True)

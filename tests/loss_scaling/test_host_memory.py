@@ -46,9 +46,9 @@ def assert_same(first, second):
 
 
 @needs_jax
-@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16", "float8"])
-def test_50_steps_have_the_bits_of_states_on_the_device(state_dtype):
-    device, host = (fit(model_for(memory, state_dtype), 50) for memory in ("device", "host"))
+@pytest.mark.parametrize("state_dtype", ["float32", "float8"])
+def test_10_steps_have_the_bits_of_states_on_the_device(state_dtype):
+    device, host = (fit(model_for(memory, state_dtype), 10) for memory in ("device", "host"))
     both = [[*model.weights, *model.optimizer.variables] for model in (device, host)]
     if state_dtype == "float32":  # of another program on the device, where Keras's own variables hold the slots
         for expected, actual in zip(*map(values, both), strict=True):

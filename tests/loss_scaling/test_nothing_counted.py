@@ -12,19 +12,18 @@ TENSORFLOW = keras.backend.backend() == "tensorflow"
 pytestmark = pytest.mark.jax
 
 
-def model_and_data(scale=2.0**126, **options):
+def model_and_data(scale=2.0**126):
     rng = np.random.default_rng()
     scale = keras_mp.LossScale(initial_scale=scale, max_scale=scale)
     model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
     optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.01), scale)
-    model.compile(optimizer, "mse", metrics=["mae"], **options)
+    model.compile(optimizer, "mse", metrics=["mae"])
     x = rng.normal(size=(24, 4)).astype("float32")
     return keras_mp.loss_scaling.atomic_skip(model), x, 100 * x[:, :1]
 
 
-@pytest.mark.parametrize("eager", [False, True])
-def test_an_epoch_without_a_step_is_nan_with_one_warning(eager):
-    model, x, y = model_and_data(run_eagerly=eager)
+def test_an_epoch_without_a_step_is_nan_with_one_warning():
+    model, x, y = model_and_data()
     x[:] = np.nan
     with pytest.warns(UserWarning, match="all steps were skipped.*PrecisionMonitor.*NonFiniteFinder") as told:
         history = model.fit(x, y, batch_size=8, epochs=1, verbose=0).history
@@ -145,12 +144,11 @@ class OwnStep(keras.Model):
             return logs, (trainable, passive, metrics)
 
 
-@pytest.mark.parametrize("eager", [False, True])
-def test_a_metric_that_is_rightly_0_is_0_in_fit_and_evaluate(eager):
+def test_a_metric_that_is_rightly_0_is_0_in_fit_and_evaluate():
     x = np.random.default_rng().normal(size=(24, 4)).astype("float32")
     model = OwnStep()
     model.build((None, 4))
-    model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=8.0), run_eagerly=eager)
+    model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=8.0))
     keras_mp.loss_scaling.atomic_skip(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

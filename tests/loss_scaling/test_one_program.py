@@ -23,10 +23,6 @@ SETTINGS = {
     "momentum, decay, averages": lambda: keras.optimizers.SGD(
         0.1, momentum=0.9, nesterov=True, weight_decay=0.1, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3
     ),
-    "clip by norm, amsgrad": lambda: keras.optimizers.AdamW(0.01, clipnorm=0.1, amsgrad=True),
-    "clip values, schedule": lambda: keras.optimizers.Adam(
-        keras.optimizers.schedules.CosineDecay(0.01, 6, alpha=0.1), clipvalue=0.1
-    ),
 }
 
 
@@ -92,25 +88,22 @@ def test_every_optimizer_of_keras(name, wrap):
     agree(one, other, 1e-4 if name == "Muon" else 2e-6)
 
 
-@pytest.mark.parametrize(
-    "name", [*([*SETTINGS][:2]), *(pytest.param(name, marks=pytest.mark.slow) for name in [*SETTINGS][2:])]
-)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting(name):
     one, other = (train(SETTINGS[name], islands, wrap=no_scale) for islands in (True, False))
     agree(one, other, 2e-6)
 
 
-@pytest.mark.parametrize("state_dtype", [pytest.param("bfloat16", marks=pytest.mark.slow), "float8"])
-def test_slots_in_fewer_bits_and_weights_in_bfloat16(state_dtype):
+def test_slots_in_fewer_bits_and_weights_in_bfloat16():
     def wrap(optimizer):
-        return keras_mp.LossScaleOptimizer(optimizer, keras_mp.LossScale.none(), state_dtype=state_dtype)
+        return keras_mp.LossScaleOptimizer(optimizer, keras_mp.LossScale.none(), state_dtype="float8")
 
     results = [train(lambda: keras.optimizers.Adam(0.01), islands, wrap, 4, "bfloat16") for islands in (True, False)]
     # Stochastic rounding takes the other neighbour of few values whose last bit differs.
     for one, other in zip(*results, strict=True):
         differ = np.abs(one - other) > 2e-6 * np.abs(other).max()
         assert differ.mean() <= 0.02
-        np.testing.assert_allclose(one, other, rtol=2.0**-3 if state_dtype == "float8" else 2.0**-7, atol=1e-6)
+        np.testing.assert_allclose(one, other, rtol=2.0**-3, atol=1e-6)
 
 
 def step_in_16_bits(values, dtype, islands):
@@ -227,18 +220,6 @@ def test_an_optimizer_of_ones_own_is_a_program_where_xla_compiles_it(optimizer, 
     np.testing.assert_allclose(variables[0].numpy(), before - 0.1, rtol=1e-6)
 
 
-def test_an_overflow_still_changes_nothing():
-    variables = variables_of()
-    optimizer = scaled(keras.optimizers.Adam(0.1))
-    optimizer.build(variables)
-    step, programs = stepper(optimizer, variables, True)
-    before = [variable.numpy() for variable in variables]
-    step(*(tf.fill(shape, np.float32(np.inf)) for shape in SHAPES))
-    assert programs and int(optimizer.skipped_steps) == 1
-    for variable, old in zip(variables, before, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), old)
-
-
 def test_an_optimizer_is_saved_as_without():
     optimizer, plain = as_it_is(keras.optimizers.SGD(0.5, name="sgd")), keras.optimizers.SGD(0.5, name="sgd")
     assert keras.saving.serialize_keras_object(optimizer) == keras.saving.serialize_keras_object(plain)
@@ -261,16 +242,13 @@ def test_a_prepared_model_has_them_unless_it_is_traced_without():
     assert programs == [3, 0]  # a normalization forward and backward, and the update
 
 
-@pytest.mark.parametrize("wrapped", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_under_a_strategy_of_one_device_it_is_a_program_too(wrapped):
+def test_under_a_strategy_of_one_device_it_is_a_program_too():
     # Even of one, a strategy refuses to sum over its replicas within another program.
     def trained(scope):
         keras.utils.set_random_seed(1)
         with scope:
             model = keras.Sequential([keras.Input((4,)), keras.layers.LayerNormalization(), keras.layers.Dense(2)])
-            optimizer = keras.optimizers.AdamW(0.01)
-            optimizer = keras_mp.LossScaleOptimizer(optimizer) if wrapped else optimizer
-            model = keras_mp.prepare(model, optimizer, "mse")
+            model = keras_mp.prepare(model, keras.optimizers.AdamW(0.01), "mse")
             model.fit(np.ones((8, 4)), np.ones((8, 2)), batch_size=4, verbose=0)
         return model.get_weights()
 

@@ -101,13 +101,12 @@ def test_float32_training_is_the_same_with_and_without_scaling():
     assert float(scaled.optimizer.dynamic_scale) == 2.0**12
 
 
-@pytest.mark.parametrize("mode", MODES_OF_A_STEP)
-def test_accumulation_by_4_with_a_bad_micro_batch_is_that_without_it(mode):
+def test_accumulation_by_4_with_a_bad_micro_batch_is_that_without_it():
     values = [np.array([1.0, -2.0]), np.array([0.3, 5.0]), np.array([7.0, 0.1]), np.array([-1.0, 3.0])] * 2
     bad = np.array([np.inf, 1.0])
     weight = weight_of(1.0, 2.0)
     optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.Adam(0.1, gradient_accumulation_steps=4, clipnorm=1.0))
-    step = stepper(optimizer, weight, mode)
+    step = stepper(optimizer, weight, "eager")
     for value in [values[0], bad, *values[1:6], bad, bad, *values[6:]]:
         step(value * float(optimizer.dynamic_scale))
     reference = weight_of(1.0, 2.0)
@@ -115,23 +114,8 @@ def test_accumulation_by_4_with_a_bad_micro_batch_is_that_without_it(mode):
     for accumulated in (values[:4], values[4:]):
         mean = sum(value.astype("float32") for value in accumulated) / np.float32(4)
         alone.apply([keras.ops.convert_to_tensor(mean, "float32")], [reference])
-    # Compiled, Adam's own arithmetic differs in the last bit.
-    np.testing.assert_allclose(weight.numpy(), reference.numpy(), rtol=0 if mode == "eager" else 1e-6)
+    np.testing.assert_array_equal(weight.numpy(), reference.numpy())
     assert int(optimizer.iterations) == 2
-
-
-def test_averages_take_the_applied_steps_and_overwrite_where_due():
-    inner = keras.optimizers.SGD(
-        1.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2, gradient_accumulation_steps=2
-    )
-    weight = weight_of(0.0)
-    optimizer = keras_mp.LossScaleOptimizer(inner, initial_scale=1.0)
-    step = stepper(optimizer, weight, "jit")
-    seen = []
-    for gradient in (1.0, 1.0, math.nan, 1.0, 1.0):
-        step([gradient])
-        seen.append(float(weight.numpy()[0]))
-    assert seen == [0.0, -1.0, -1.0, -1.0, -1.5]  # -2, and the average of -1 and -2
 
 
 def test_16_bit_gradients_are_unscaled_in_float32():
@@ -267,15 +251,6 @@ def test_weight_decay_is_excluded_in_the_inner_optimizer():
     assert weight.numpy()[0] == 1.0
 
 
-def test_a_schedule_counts_applied_steps():
-    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 0.5])
-    weight = weight_of(0.0)
-    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(schedule), initial_scale=1.0)
-    for gradient in (math.nan, 1.0, math.nan, 1.0, 1.0):
-        optimizer.apply([keras.ops.convert_to_tensor([gradient])], [weight])
-    assert weight.numpy()[0] == -2.5
-
-
 @pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="this release of Keras has none")
 @pytest.mark.parametrize("steps", [None, 2])
 def test_several_optimizers_under_one_scale(steps):
@@ -289,15 +264,14 @@ def test_several_optimizers_under_one_scale(steps):
     assert [float(weight.numpy()[0]) for weight in weights] == [0.75, 0.5]
 
 
-LOSS_SCALES = [
-    {},
-    {"initial_scale": 2.0, "growth_interval": 5, "hysteresis": 2, "max_scale": 64.0},
-    {"loss_scale": keras_mp.LossScale.static(8.0)},
-    {"loss_scale": keras_mp.LossScale.none()},
-]
-
-
-@pytest.mark.parametrize("arguments", LOSS_SCALES)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"initial_scale": 2.0, "growth_interval": 5, "hysteresis": 2, "max_scale": 64.0},
+        {"loss_scale": keras_mp.LossScale.static(8.0)},
+        {"loss_scale": keras_mp.LossScale.none()},
+    ],
+)
 def test_survives_serialization(arguments):
     optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.Adam(0.1, gradient_accumulation_steps=3), **arguments)
     again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))

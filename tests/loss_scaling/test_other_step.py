@@ -156,12 +156,6 @@ def test_layers_with_code_of_their_own_are_traced_where_they_can_be(looks_up):
 
 
 @pytest.mark.skipif(not TENSORFLOW, reason="JAX has no such inputs to Dense here")
-def test_sparse_inputs_give_sparse_gradients():
-    inputs = keras.Input((5,), sparse=True)
-    assert is_wrapped(keras.optimizers.Adam(), keras.Model(inputs, layers.Dense(2)(inputs)))
-
-
-@pytest.mark.skipif(not TENSORFLOW, reason="JAX has no such inputs to Dense here")
 @pytest.mark.parametrize("sparse", [True, False])
 def test_a_layer_that_encodes_categories_as_a_sparse_tensor_gives_sparse_gradients(sparse):
     import tensorflow as tf

@@ -12,7 +12,6 @@ import keras_mp
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 SHAPES = ((64, 80), (80,), (3,), (1, 70), (70, 64), ())
 AS_STORED = {"float32": ({}, "float32"), "float8": ({"state_dtype": "float8"}, "bfloat16")}
-MODES = ["jit", pytest.param("graph", marks=pytest.mark.skipif(not TENSORFLOW, reason="JAX has no graph mode"))]
 
 
 def releasing(inner, release=True, last_norm=False, **settings):
@@ -75,7 +74,7 @@ def test_the_same_weights_and_slots_bit_for_bit_and_none_where_a_gradient_is_inf
     assert (int(optimizer.skipped_steps), int(optimizer.consecutive_skips)) == (1, 0)
 
 
-@pytest.mark.parametrize("settings", [{"clipvalue": 0.5}, {"clipnorm": 1.0}, {"weight_decay": 0.1}, {"use_ema": True}])
+@pytest.mark.parametrize("settings", [{"clipvalue": 0.5, "use_ema": True}, {"clipnorm": 1.0}])
 def test_other_settings_of_the_optimizer_are_as_without(settings):
     generator = np.random.default_rng()
     steps = [[generator.normal(size=shape) for shape in SHAPES] for _ in range(3)]
@@ -118,10 +117,9 @@ def test_clips_by_the_norm_of_the_step_before_or_the_gradient_s_own():
         assert float(optimizer.gradient_norm) == pytest.approx(last, rel=1e-5)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_training_is_that_without_and_a_step_that_overflows_keeps_the_statistics(mode):
+def test_training_is_that_without_and_a_step_that_overflows_keeps_the_statistics():
     generator = np.random.default_rng()
-    x, y = generator.normal(size=(50, 8, 5)).astype("float32"), generator.integers(0, 3, (50, 8))
+    x, y = generator.normal(size=(10, 8, 5)).astype("float32"), generator.integers(0, 3, (10, 8))
     trained = []
     for release in (False, True):
         keras.utils.set_random_seed(1)
@@ -131,7 +129,7 @@ def test_training_is_that_without_and_a_step_that_overflows_keeps_the_statistics
         )  # fmt: skip
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         optimizer = releasing(keras.optimizers.AdamW(1e-2, weight_decay=0.1), release)
-        model.compile(optimizer, loss, jit_compile=mode == "jit")
+        model.compile(optimizer, loss, jit_compile=not TENSORFLOW)
         keras_mp.loss_scaling.atomic_skip(model)
         for inputs, labels in zip(x, y, strict=True):
             model.train_on_batch(inputs, labels)
@@ -146,7 +144,7 @@ def test_training_is_that_without_and_a_step_that_overflows_keeps_the_statistics
 
 
 @pytest.mark.skipif(not TENSORFLOW, reason="only TensorFlow has sparse gradients")
-@pytest.mark.parametrize("name", ["SGD", "AdamW", "Lion"])
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
 def test_rows_of_a_sparse_gradient(name):
     import tensorflow as tf
 

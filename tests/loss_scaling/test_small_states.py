@@ -70,25 +70,6 @@ def bits_of(variables):
     return [np.asarray(keras.ops.convert_to_numpy(variable)).tobytes() for variable in variables]
 
 
-@pytest.mark.parametrize("state_dtype, expected", [("float32", 12.0), ("bfloat16", 8.0), ("float8", 6.0)])
-def test_bytes_for_each_parameter(state_dtype, expected):
-    weights = weights_of(SHAPE, (128,), (3, 3, 64, 32), (16, 8))
-    optimizer = wrapped(keras.optimizers.AdamW(1e-3), state_dtype)
-    optimizer.build(weights)
-    large = {0, 2}
-    of_weight = [[v for v in optimizer.variables if v.path.split("/")[-1].startswith(f"w{i}_")] for i in range(4)]
-    for place, (weight, variables) in enumerate(zip(weights, of_weight, strict=True)):
-        count = int(np.prod(weight.shape))
-        scales = [v for v in variables if v.name.endswith("_scale")]
-        assert len(scales) == (2 if state_dtype == "float8" and place in large else 0)
-        assert all(tuple(scale.shape) == (*weight.shape[:-1], 1) and scale.dtype == "float32" for scale in scales)
-        rest = [v for v in variables if not v.name.endswith("_scale")]
-        assert all(tuple(v.shape) == tuple(weight.shape) for v in rest)
-        itemsize = {"float8_e4m3fn": 1, "bfloat16": 2, "float32": 4}
-        size = 4 + sum(itemsize[str(v.dtype)] * int(np.prod(v.shape)) / count for v in rest)
-        assert size == (expected if place in large else 12.0)
-
-
 # Those stored in fewer bits; of those with a star the square root.
 SMALL_SLOTS = {
     "Adamax": "momentum norm",
@@ -252,8 +233,7 @@ def test_averaged_weights_and_sums_of_gradients_stay_float32():
     assert 0 < np.linalg.norm(new - exact) < 2.0**-3 * np.linalg.norm(exact - np.asarray(weights_of(SHAPE)[0]))
 
 
-@pytest.mark.parametrize("kind", ["map", "function"])
-def test_every_optimizer_of_several_has_small_states(kind):
+def test_every_optimizer_of_several_has_small_states():
     if not hasattr(keras.optimizers, "MultiOptimizer"):
         pytest.skip("Keras has no MultiOptimizer")
     adam, sgd = keras.optimizers.Adam(1e-2), keras.optimizers.SGD(1e-2, momentum=0.9, gradient_accumulation_steps=None)
@@ -261,10 +241,6 @@ def test_every_optimizer_of_several_has_small_states(kind):
     def choose(variable):
         return adam if variable.name == "w0" else sgd
 
-    if kind == "map":
-        from keras.src.optimizers.multi_optimizer import OptimizerMap
-
-        choose = OptimizerMap(sgd, {"w0": adam})
     weights = weights_of(SHAPE, SHAPE)
     optimizer = wrapped(keras.optimizers.MultiOptimizer(choose))
     make_steps(optimizer, weights, gradients_of(weights, 2))
@@ -322,13 +298,12 @@ def test_a_built_optimizer_is_wrapped_again_in_its_own_state_dtype():
 
 
 @pytest.mark.skipif(not TENSORFLOW, reason="on JAX, Keras's gradients are dense")
-@pytest.mark.parametrize("name", ["Adam", "SGD"])
-def test_sparse_gradients_do_as_dense_ones(name):
+def test_sparse_gradients_do_as_dense_ones():
     import tensorflow as tf
 
     weights, others = weights_of((512, 16)), weights_of((512, 16))
     generator = np.random.default_rng()
-    optimizer, dense = wrapped(OPTIMIZERS[name]()), wrapped(OPTIMIZERS[name]())
+    optimizer, dense = wrapped(OPTIMIZERS["Adam"]()), wrapped(OPTIMIZERS["Adam"]())
     optimizer.build(weights)
     dense.build(others)
     for _ in range(3):
@@ -351,28 +326,14 @@ def data_of(rows=32):
     return [generator.normal(size=(rows, 64)).astype("float32") for _ in range(2)]
 
 
-@pytest.mark.parametrize(
-    "ending, state_dtype",
-    [
-        pytest.param("keras", "float8", marks=pytest.mark.jax),
-        pytest.param("weights.h5", "bfloat16", marks=pytest.mark.slow),
-    ],
-)
-def test_a_saved_model_goes_on_bit_for_bit(tmp_path, ending, state_dtype):
+@pytest.mark.jax
+def test_a_saved_model_goes_on_bit_for_bit(tmp_path):
     x, y = data_of()
-    model = model_of(state_dtype)
-    assert model.optimizer.state_dtype == state_dtype
+    model = model_of("float8")
     for _ in range(2):
         model.train_on_batch(x, y)
-    path = tmp_path / f"model.{ending}"
-    if ending == "keras":
-        model.save(path)
-        again = keras.saving.load_model(path)
-    else:
-        model.save_weights(path)
-        again = model_of(state_dtype)
-        again.optimizer.build(again.trainable_variables)
-        again.load_weights(path)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
     saved, loaded = (
         one.optimizer.variables[:-1] for one in (model, again)
     )  # `since_reset` is of an epoch, and in no file
@@ -382,11 +343,26 @@ def test_a_saved_model_goes_on_bit_for_bit(tmp_path, ending, state_dtype):
     assert bits_of(again.variables) == bits_of(model.variables)
 
 
-@pytest.mark.parametrize("dtypes", [("float8", "float32"), ("float32", "bfloat16")])
-def test_weights_files_of_another_state_dtype_are_refused(tmp_path, dtypes):
-    was, now = (model_of("float32") for _ in dtypes)
+@pytest.mark.skipif(not TENSORFLOW, reason="TensorFlow's own checkpoints")
+def test_tensorflows_checkpoint_goes_on_bit_for_bit(tmp_path):
+    import tensorflow as tf
+
+    x, y = data_of()
+    first, second = (model_of("float8") for _ in range(2))
+    first.train_on_batch(x, y)
+    saved = tf.train.Checkpoint(model=first, optimizer=first.optimizer).save(str(tmp_path / "checkpoint"))
+    status = tf.train.Checkpoint(model=second, optimizer=second.optimizer).restore(saved)
+    for model in (first, second):
+        model.train_on_batch(x, y)
+    status.assert_existing_objects_matched()
+    assert bits_of(second.variables) == bits_of(first.variables)
+    assert bits_of(second.optimizer.variables) == bits_of(first.optimizer.variables)
+
+
+def test_weights_files_of_another_state_dtype_are_refused(tmp_path):
+    was, now = (model_of("float32") for _ in range(2))
     path = tmp_path / "model.weights.h5"
-    for model, dtype in zip((was, now), dtypes, strict=True):
+    for model, dtype in ((was, "float8"), (now, "float32")):
         model.compile(wrapped(keras.optimizers.AdamW(1e-2), dtype), "mse")
         model.optimizer.build(model.trainable_variables)
     was.save_weights(path)
@@ -404,10 +380,7 @@ def test_a_rebuilt_model_keeps_the_stored_bits():
     assert before == after
 
 
-SLOW = [pytest.param(dtypes, marks=pytest.mark.slow) for dtypes in ("float32 float8", "bfloat16 float8")]
-
-
-@pytest.mark.parametrize("dtypes", ["float8 float32", "float8 float8", *SLOW])
+@pytest.mark.parametrize("dtypes", ["float8 float32", "float32 float8"])
 def test_a_checkpoint_goes_on_in_another_state_dtype(tmp_path, dtypes):
     was, now = dtypes.split()
     x, y = data_of(16)
@@ -423,58 +396,11 @@ def test_a_checkpoint_goes_on_in_another_state_dtype(tmp_path, dtypes):
     model, old = train(was, 1)
     again, new = train(now, 1)  # nothing is left to do: the state as it was read
     for before, after in zip(old, new, strict=True):
-        if was == now or now == "float32" or before.size < 4096:
+        if now == "float32" or before.size < 4096:
             np.testing.assert_array_equal(after, before)
         else:
-            step = {"bfloat16": 2.0**-8, "float8": 2.0**-4}[now]
             amax = np.max(np.abs(before), -1, keepdims=True)
             smallest = np.maximum(2.0**-10 / 448 * amax, (2.0**-10 / 448 * np.sqrt(amax)) ** 2 * 4)
-            assert np.all(np.abs(after - before) <= np.maximum(2.1 * step * np.abs(before), smallest))
+            assert np.all(np.abs(after - before) <= np.maximum(2.1 * 2.0**-4 * np.abs(before), smallest))
     assert bits_of(model.variables) == bits_of(again.variables)
     train(now, 2)
-
-
-def moments_over_time(state_dtype, gradient_at, steps, watched):
-    """Adam's moments, m and the root of v, after some steps, each step compiled."""
-    import tensorflow as tf
-
-    weights = weights_of((16, 256))
-    optimizer = wrapped(keras.optimizers.Adam(1e-3), state_dtype)
-    optimizer.build(weights)
-    taken, step = [], tf.function(lambda gradient: optimizer.apply([gradient], weights), jit_compile=True)
-    for number in range(steps):
-        step(tf.constant(gradient_at(number)))
-        if number + 1 in watched:
-            inner = optimizer.inner_optimizer
-            taken.append([inner._momentums[0].numpy(), np.sqrt(inner._velocities[0].numpy())])
-    return taken
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not TENSORFLOW, reason="steps are the same ones on JAX")
-def test_a_state_that_must_move_does(monkeypatch):
-    """Gradients fall tenfold after 1,000 steps and triple after 3,000, beside one large element in each row."""
-    generator = np.random.default_rng()
-    sizes = np.exp(0.5 * generator.normal(size=(16, 256))).astype("float32")
-    noise = (1 + 0.3 * generator.normal(size=(64, 16, 256))).astype("float32")
-
-    def gradient_at(number):
-        gradient = sizes * noise[number % 64] * np.float32(1 if number < 1000 else 0.1 if number < 3000 else 0.3)
-        gradient[:, 0] = 300.0
-        return gradient
-
-    watched = (1000, 3000, 5000)
-    exact = moments_over_time("float32", gradient_at, 5000, watched)
-    small = moments_over_time("float8", gradient_at, 5000, watched)
-    monkeypatch.setattr("keras_mp.optimizer.state_slot.random_bits", lambda *arguments: None)
-    nearest = moments_over_time("float8", gradient_at, 5000, watched)
-
-    def mean_ratios(moments):
-        return np.array([
-            [np.mean(new[:, 1:] / old[:, 1:]) for new, old in zip(*both, strict=True)]
-            for both in zip(moments, exact, strict=True)
-        ])  # fmt: skip
-
-    print("m and root of v, of float32's:", mean_ratios(small).tolist(), "to nearest:", mean_ratios(nearest).tolist())
-    np.testing.assert_allclose(mean_ratios(small), 1.0, atol=0.1)
-    assert np.max(np.abs(mean_ratios(nearest) - 1.0)) > 0.5

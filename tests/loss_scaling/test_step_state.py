@@ -120,7 +120,6 @@ CASES = [
         for index, kind in enumerate(KINDS)
     ),
     pytest.param("native", "graph", marks=pytest.mark.skipif(not TENSORFLOW, reason="a variable of TensorFlow")),
-    *(pytest.param(kind, "eager", marks=pytest.mark.slow) for kind in KINDS),
 ]
 
 

@@ -24,24 +24,11 @@ def test_wrap_optimizer_sees_what_a_policy_map_decides():
     assert isinstance(keras_mp.loss_scaling.wrap_optimizer(keras.optimizers.SGD(), model), keras_mp.LossScaleOptimizer)
 
 
-def test_wrap_optimizer_looks_after_reloading(tmp_path):
-    tiny("mixed_float16").save(tmp_path / "model.keras")
-    model = keras.saving.load_model(tmp_path / "model.keras")
-    assert isinstance(keras_mp.loss_scaling.wrap_optimizer(keras.optimizers.SGD(), model), keras_mp.LossScaleOptimizer)
-
-
 def test_weights_in_bfloat16_are_rounded_by_the_wrapper_and_in_float16_refused():
     optimizer = keras_mp.loss_scaling.wrap_optimizer(keras.optimizers.SGD(), tiny("bfloat16"))
     assert isinstance(optimizer.loss_scale, keras_mp.LossScale.none)
     with pytest.raises(ValueError, match="is stored in float16.*'mixed_float16'"):
         keras_mp.loss_scaling.wrap_optimizer(keras.optimizers.SGD(), tiny("float16"))
-
-
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
-def test_wrap_optimizer_returns_the_same_object_where_nothing_is_float16(policy):
-    optimizer = keras.optimizers.SGD(loss_scale_factor=4.0)
-    assert keras_mp.loss_scaling.wrap_optimizer(optimizer, tiny(policy)) is optimizer
-    assert optimizer.loss_scale_factor == 4.0
 
 
 def test_wrapping_twice_is_refused():
