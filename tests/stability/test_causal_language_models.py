@@ -6,7 +6,6 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
-from thirds import thirds
 
 import keras_mp
 
@@ -18,7 +17,8 @@ from twins import twin
 from keras_mp.rebuild.notes import precision_of_layer
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
-SOFT_CAP = {"GemmaCausalLM": 3.0, "Gemma4CausalLM": 3.0}
+
+SOFT_CAP = {"GemmaCausalLM": 3.0}
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,6 @@ def logits_in_float64(model, x, cap, precision):
         ("GPT2CausalLM", "float16"),
         ("Llama3CausalLM", "bfloat16"),
         ("GemmaCausalLM", "float16"),
-        pytest.param("Gemma4CausalLM", "bfloat16", marks=pytest.mark.slow),
     ],
 )
 def test_the_logits_of_a_causal_language_model_are_float32(name, precision):
@@ -109,16 +108,3 @@ def test_it_generates():
     again = model.predict_on_batch({**x, "token_ids": generated})
     ranks = (again[:, 3:-1] > np.take_along_axis(again[:, 3:-1], generated[:, 4:, None], -1)).sum(-1)
     assert ranks.max() <= 1, "largest, but for a tie in the cached path's 16-bit attention"
-
-
-@pytest.mark.parametrize("name", thirds([*causal_models.DECODERS, *causal_models.TWO_SIDED]))
-def test_every_language_model_of_kerashub(name):
-    precision = "float16" if TENSORFLOW else "bfloat16"
-    keras.config.set_dtype_policy(f"mixed_{precision}")
-    model = causal_models.build(name)
-    x = causal_models.batch(model)
-    new = stabilized(model)
-    assert keras_mp.stability.sensitive.sensitive_layers(new) == []
-    logits = keras.ops.convert_to_numpy(new(x))
-    assert logits.dtype == "float32" and np.mean(logits == rounded(logits, precision)) < 0.1
-    np.testing.assert_allclose(logits, numpy(model(x)), rtol=2e-2, atol=2e-2 if TENSORFLOW else 5e-2)

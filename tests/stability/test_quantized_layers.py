@@ -53,11 +53,7 @@ def of_keras(model, x):
 
 @pytest.mark.parametrize(
     ("kind", "policy", "groups"),
-    [
-        ("dense", "mixed_bfloat16", 600),
-        pytest.param("einsum", "mixed_bfloat16", 510, marks=pytest.mark.slow),
-        pytest.param("dense", "mixed_float16", 2100, marks=pytest.mark.slow),
-    ],
+    [("dense", "mixed_bfloat16", 600), pytest.param("einsum", "mixed_float16", 2100, marks=pytest.mark.slow)],
 )
 def test_more_groups_than_16_bits_can_count(kind, policy, groups, tmp_path):
     """Keras rounds 257 to 256 in bfloat16, another group's scale and zero point, and 599 to 600, which there is not."""
@@ -84,13 +80,9 @@ def two_layers(policy):
         return keras.Sequential([keras.Input((32,)), layers.Dense(32, activation="gelu"), layers.Dense(8, name="head")])
 
 
-@pytest.mark.parametrize(
-    ("mode", "policy"),
-    [("int4", "mixed_bfloat16"), pytest.param("int8", "bfloat16", marks=pytest.mark.slow)],
-)
-def test_quantized_after_stabilize_is_as_quantized_before(mode, policy, tmp_path):
+def test_quantized_after_stabilize_is_as_quantized_before(tmp_path):
     """Before, Keras left the output layer as it was, with a warning that Dense has no `quantize` method."""
-    model = two_layers(policy)
+    mode, model = "int4", two_layers("mixed_bfloat16")
     after, before = keras_mp.stabilize(twin(model)), keras.models.clone_model(model)
     before.set_weights(model.get_weights())
     before.quantize(mode)
@@ -134,7 +126,6 @@ def head(policy, mode, tied, soft_cap=None, config=None):
         ("float32", True, None, 8),
         pytest.param("mixed_bfloat16", False, 3.0, 8, marks=pytest.mark.slow),
         ("float32", True, None, 4),
-        pytest.param("mixed_bfloat16", False, None, 4, marks=pytest.mark.slow),
     ],
 )
 def test_quantized_logits_pass_gradients_on(policy, tied, soft_cap, bits, tmp_path):

@@ -8,8 +8,6 @@ from keras import layers
 import keras_mp
 from keras_mp.stability.sensitive import sensitive_layers
 
-pytestmark = pytest.mark.jax
-
 
 def numpy(x):
     return np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(x, "float32")), "float64")
@@ -48,6 +46,7 @@ INNER = {
 }
 
 
+@pytest.mark.jax
 @pytest.mark.parametrize("last", [False, True], ids=["inside", "output"])
 @pytest.mark.parametrize("name", INNER)
 def test_what_needs_float32_has_it_in_each_step(name, last):
