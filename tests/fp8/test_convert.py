@@ -8,7 +8,7 @@ from reference import to_numpy
 from twins import twin
 
 import keras_mp
-from keras_mp import convert, revert
+from keras_mp import convert
 from keras_mp.fp8 import Scalings, is_available
 from keras_mp.fp8.convert import decisions, without_float8
 from keras_mp.fp8.layers import Float8Layer
@@ -56,15 +56,6 @@ def assert_near(actual, expected):
         assert np.any(a != e)
 
 
-def test_a_stabilized_output_layer_returns_float32():
-    model = keras.Sequential([keras.Input((16,)), layers.Dense(16, "relu"), layers.Dense(4, "softmax")])
-    fp8 = convert(keras_mp.stabilize(model), select=everything)
-    result = fp8(zoo.normal(3, 16))
-    assert keras.backend.standardize_dtype(result.dtype) == "float32"
-    assert np.any(to_numpy(result) != to_numpy(keras.ops.cast(result, "bfloat16")))
-    np.testing.assert_allclose(to_numpy(result).sum(-1), 1, rtol=1e-6)
-
-
 def test_saved_cloned_and_trained_like_any_model(tmp_path):
     model, batch = zoo.build("attention", "mixed_bfloat16")
     fp8 = convert(twin(model), Scalings.named("current", scale="power_of_two"), select=everything)
@@ -81,22 +72,6 @@ def test_saved_cloned_and_trained_like_any_model(tmp_path):
     loaded.compile(keras.optimizers.Adam(0.01), "mse", run_eagerly=True)
     losses = [float(loaded.train_on_batch(batch, np.zeros_like(expected[0]))) for _ in range(5)]
     assert losses[-1] < losses[0]
-
-
-def test_weights_files_are_those_of_the_plain_model(tmp_path):
-    model, batch = zoo.build("attention", "mixed_bfloat16")
-    before = outputs(model, batch)
-    fp8 = convert(twin(model), select=everything)
-    expected = outputs(fp8, batch)
-    model.save_weights(tmp_path / "plain.weights.h5")
-    fp8.save_weights(tmp_path / "fp8.weights.h5")
-    for variable in [*model.weights, *fp8.weights]:
-        if keras.backend.is_float_dtype(variable.dtype):
-            variable.assign(np.zeros(variable.shape))
-    fp8.load_weights(tmp_path / "plain.weights.h5")
-    assert_equal(outputs(fp8, batch), expected)
-    model.load_weights(tmp_path / "fp8.weights.h5")
-    assert_equal(outputs(model, batch), before)
 
 
 def dense(units, activation=None, **arguments):
@@ -218,14 +193,6 @@ def test_layers_that_compute_in_float32_come_with_a_note():
     with pytest.warns(UserWarning, match="dense.* compute in float32.*mixed_bfloat16"):
         fp8 = convert(twin(model), select=everything)
     assert_near(outputs(fp8, batch), outputs(model, batch))
-
-
-def test_the_layer_itself_can_be_reverted():
-    model = keras.Sequential([keras.Input((16,)), Float8Dense(16, scaling=Scalings.named("current", format="E4M3"))])
-    assert convert(model, select=everything).layers[0].scaling == Scalings.named("current", format="E4M3")
-    back = revert(twin(model))
-    assert type(back.layers[0]) is layers.Dense
-    np.testing.assert_array_equal(back.get_weights()[0], model.get_weights()[0])
 
 
 def test_fp8_layers_are_plain_ones_for_a_while():

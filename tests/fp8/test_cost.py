@@ -82,17 +82,6 @@ def test_layers_are_chosen_by_what_is_predicted():
     assert after["up"].cost == step_cost(8 * 512, 2048, 8192, CHIPS["h200"], Scalings.named("delayed"))
 
 
-def test_the_batch_size_counts():
-    """With one row each, quantization costs more than the product."""
-    inputs = keras.Input((4096,))
-    x = inputs
-    for _ in range(3):
-        x = layers.Dense(4096, kernel_initializer="zeros")(x)
-    model = keras.Model(inputs, x)
-    few, many = (decisions(model, target="h100", batch_size=size)[1].cost.gain for size in (1, 16384))
-    assert few < 1 < many
-
-
 def test_projections_of_attention():
     inputs = keras.Input((1024, 2048))
     x = layers.MultiHeadAttention(16, 128, name="attention")(inputs, inputs)
@@ -118,10 +107,6 @@ def test_bad_input():
     unknown = keras.Model(inputs, layers.Dense(64, name="dense")(inputs))
     with pytest.raises(ValueError, match=r"layer 'dense' takes inputs of unknown length, \(None, None, 64\)"):
         decisions(unknown, target="h100")
-
-
-def test_only_chips_with_fp8():
-    assert chip_for("H100", Scalings.named("delayed")).name == "h100"
 
 
 @pytest.mark.jax

@@ -33,12 +33,10 @@ def test_trajectory():
     run(build(RECIPES, jit_compile=True), references_of(RECIPES), steps(24))
 
 
-@pytest.mark.parametrize("eager", [True, pytest.param(False, marks=[pytest.mark.slow, pytest.mark.jax])])
-def test_trajectory_of_an_optimizer_that_skips_nothing(eager):
-    recipes, count = (only("margin"), 12) if eager else (RECIPES, 24)
-    # TensorFlow's programs that no XLA compiles; without its compiler JAX runs each operation for itself.
-    model = build(recipes, checks=False, jit_compile=keras.backend.backend() == "jax", run_eagerly=eager)
-    plan = steps(count, bad=BAD[:2])  # what is skipped elsewhere may be NaN
+def test_trajectory_of_an_optimizer_that_skips_nothing():
+    recipes = only("margin")
+    model = build(recipes, checks=False, run_eagerly=True)
+    plan = steps(12, bad=BAD[:2])  # what is skipped elsewhere may be NaN
     run(model, references_of(recipes), plan, checks=False)
 
 
@@ -131,9 +129,7 @@ def test_a_frozen_layer_scales_just_in_time_and_keeps_its_history():
 
 
 @pytest.mark.jax
-@pytest.mark.parametrize(
-    "scaling", ["static", *(pytest.param(name, marks=pytest.mark.slow) for name in ("delayed", "int8"))]
-)
+@pytest.mark.parametrize("scaling", ["static", pytest.param("int8", marks=pytest.mark.slow)])
 def test_other_weights_are_not_clipped_by_the_amaxes_of_those_before(scaling, tmp_path):
     generator = np.random.default_rng()
     plain = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH), keras.layers.Dense(WIDTH)])
@@ -205,11 +201,6 @@ def trained():
 @pytest.mark.usefixtures("mixed_bfloat16")
 class TestOnAModel:
     """What users do with a model whose layers keep amaxes."""
-
-    def test_averaged_weights(self, trained):
-        kept = histories(trained)
-        assert kept.shape == (3, 3, 8) and np.all(np.isfinite(kept))
-        assert np.all(kept[:, :, :4] > 0) and not kept[:, :, 4:].any()
 
     def test_a_recipe_that_changes_says_what_is_kept(self, trained):
         before = histories(trained)

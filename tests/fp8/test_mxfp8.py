@@ -6,13 +6,12 @@ import keras
 import numpy as np
 import pytest
 from mx_reference import mx_product
-from reference import check_products, compiled, normal, sqnr, tensors, to_numpy, with_gradients
+from reference import check_products, compiled, normal, tensors, to_numpy, with_gradients
 
 import keras_mp
 from keras_mp import convert
 from keras_mp.chips import CHIPS
-from keras_mp.fp8 import Scaling, Scalings, is_available, matmul
-from keras_mp.fp8.block_scaled import dequantize_rows, quantize_matrix
+from keras_mp.fp8 import Scalings, is_available, matmul
 from keras_mp.fp8.convert import decisions
 from keras_mp.precision.hardware import Device, support
 
@@ -26,9 +25,7 @@ RECIPES = {
 @pytest.mark.parametrize(
     "equation, x, w, recipe, scale",
     [
-        ("ab,bc->ac", (24, 40), (40, 17), "E4M3", 1.0),
         ("abc,cde->adbe", (3, 25, 16), (16, 2, 4), "hybrid", 1e-20),  # tiny gradients
-        ("abcd,dce->abe", (3, 5, 2, 20), (20, 2, 16), "hybrid", 1.0),
         ("a,ab->b", (16,), (16, 1), "E4M3", 1.0),
     ],
 )
@@ -51,17 +48,6 @@ def test_zeros_and_what_is_not_finite(recipe):
         assert np.all(y[0] == 0) and np.isfinite(y).all()
         assert np.isnan(dx[35]).all() and np.isfinite(np.delete(dx, 35, 0)).all()
         assert np.isnan(dw[:, 3]).all() and np.isfinite(np.delete(dw, 3, 1)).all()
-
-
-def test_an_outlier_costs_its_own_block_only():
-    x, w = normal(64, 64), normal(64, 64)
-    x[7, 40] *= 1e5
-    exact = x.astype("float64") @ w
-    error = to_numpy(dequantize_rows(quantize_matrix(*tensors(x), Scaling("E4M3", "block", "E8M0"), 1))) - x
-    inside = np.zeros((64, 64), bool)
-    inside[7, 32:] = True
-    assert sqnr((x + error)[~inside], x[~inside]) > 30
-    assert sqnr(to_numpy(matmul(*tensors(x, w), "mxfp8"))[np.arange(64) != 7], exact[np.arange(64) != 7]) > 27
 
 
 @pytest.mark.jax

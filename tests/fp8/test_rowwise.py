@@ -20,10 +20,8 @@ RECIPES = {
 @pytest.mark.parametrize(
     "equation, x, w, recipe, scale",
     [
-        ("ab,bc->ac", (24, 40), (40, 17), "E4M3", 1.0),
         ("abc,cde->adbe", (3, 5, 16), (16, 2, 4), "hybrid", 1e-20),  # tiny gradients
         ("abcd,cde->abe", (3, 5, 2, 4), (2, 4, 16), "E4M3", 1.0),
-        ("ab,bc->ac", (5, 1), (1, 4), "E4M3", 1.0),
     ],
 )
 def test_any_product(equation, x, w, recipe, scale):

@@ -143,22 +143,3 @@ def tower(**settings):
     tokens = keras.Input((LENGTH,), dtype="int32")
     x = layers.Embedding(VOCABULARY, WIDTH, mask_zero=True)(tokens)
     return keras.Model(tokens, layers.Dense(3)(layers.GlobalAveragePooling1D()(Tower(**settings)(x))))
-
-
-@keras.saving.register_keras_serializable("own_blocks")
-class Nested(keras.Model):
-    """A subclassed model whose `call` has no argument `training`, and whose blocks are in a layer of their own."""
-
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        self.embeddings, self.tower = Embeddings(), Tower()
-        self.head = layers.Dense(VOCABULARY)
-
-    def call(self, tokens):
-        return self.head(self.tower(self.embeddings(tokens)))
-
-
-def nested(**settings):
-    model = Nested(**settings)
-    model(ops.zeros((1, LENGTH), "int32"))
-    return model

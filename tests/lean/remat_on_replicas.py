@@ -8,7 +8,7 @@ from replicas import REPLICAS, scope
 
 import keras_mp
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.rare]
 
 
 def trained(recompute, weights, x, y):

@@ -166,7 +166,6 @@ def test_unknown_batch_and_length(mode, unknown):
 @pytest.mark.parametrize(
     "rows, causal, block, mode, dtype",
     [
-        (12, True, 5, "eager", "bfloat16"),
         on_both(12, True, 5, "jit", "float16"),
         (200, False, None, GRAPH, "float16"),
         (100, True, None, GRAPH, "bfloat16"),

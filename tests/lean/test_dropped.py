@@ -15,7 +15,7 @@ from keras_mp.lean.blockwise_attention import kept, keys_of
 pytestmark = pytest.mark.jax
 SHAPE = (4, 6, 128, 128)  # samples, heads, rows, columns
 # By their degrees of freedom: chi squared is larger once in a billion draws (scipy.stats.chi2.isf(1e-9, degrees)).
-LIMITS = {1: 37.4, 3: 45.1, 255: 414.9}
+LIMITS = {1: 37.4, 3: 45.1}
 
 
 def seeds():
@@ -70,15 +70,6 @@ def test_shares_and_pairs_are_those_of_independent_draws(rate):
         assert chi_squared(counts, one.size * both.ravel()) < LIMITS[3], (name, words)
 
 
-def test_eight_neighbours_make_each_pattern_as_often():
-    words = seeds()["this"]
-    mask = draw(words, 0.5).astype(int)
-    stretches = {"columns": mask.reshape(-1, 8), "rows": mask.swapaxes(2, 3).reshape(-1, 8)}
-    for name, bits in stretches.items():
-        counts = np.bincount(bits @ (1 << np.arange(8)), minlength=256)
-        assert chi_squared(counts, np.full(256, len(bits) / 256)) < LIMITS[255], (name, words)
-
-
 def test_no_place_drops_more_than_its_share_over_the_steps():
     (first, _), steps = seeds()["this"], 400
     dropped = sum((~draw((first, step), 0.5, (64, 64))).astype(int) for step in range(steps))
@@ -94,24 +85,6 @@ def attending():
     model = keras_mp.lean.make_lean(keras.Model(inputs, attend(inputs, inputs, use_causal_mask=True)))
     model.compile(keras.optimizers.SGD(0.1), "mse")
     return model
-
-
-def test_a_resumed_training_draws_the_masks_of_one_that_went_on(tmp_path):
-    generator = np.random.default_rng()
-    x, y = generator.normal(size=(2, 12, 160, 8)).astype("float32")
-    start = [generator.normal(size=weight.shape) * 0.3 for weight in attending().get_weights()]
-    ends = []
-    for epochs in ((3,), (1, 3)):
-        folder = tmp_path / str(len(epochs))
-        for last in epochs:
-            keras.utils.set_random_seed(int(generator.integers(1000)))
-            model = attending()
-            model.set_weights(start)
-            saves = keras_mp.TrainingCheckpoint(folder)
-            model.fit(x, y, batch_size=4, epochs=last, shuffle=False, verbose=0, callbacks=[saves])
-        ends.append(model.get_weights())
-    for one, other in zip(*ends, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_each_step_draws_a_mask_of_its_own():

@@ -7,7 +7,6 @@ from derivatives import directional, penalty_gradients
 from gradients_of import MODES, value_and_gradients
 from keras import ops
 
-import keras_mp
 from keras_mp.lean.experts import chosen_experts
 from keras_mp.rebuild.quantized_banks import QuantizedBank
 
@@ -57,13 +56,18 @@ def assert_close(got, wanted, tolerance):
         assert np.max(np.abs(one - right)) <= tolerance * max(np.max(np.abs(right)), 1e-3), number
 
 
-@pytest.mark.parametrize("kind", ["any", "collapsed", "empty"])
 @pytest.mark.parametrize(
-    "tokens, k, experts, mode", [(48, 2, 16, MODES[-1]), (37, 3, 8, "jit"), (5, 1, 8, MODES[-1]), (16, 4, 4, MODES[0])]
+    "kind, tokens, k, experts, mode",
+    [
+        ("any", 48, 2, 16, MODES[-1]),
+        ("empty", 48, 2, 16, MODES[-1]),
+        ("any", 37, 3, 8, "jit"),
+        ("collapsed", 37, 3, 8, "jit"),
+        ("collapsed", 5, 1, 8, MODES[-1]),
+        ("any", 16, 4, 4, MODES[0]),
+    ],
 )
 def test_values_and_gradients_are_those_of_each_token_alone(kind, tokens, k, experts, mode):
-    if kind == "empty" and k > experts // 2:
-        k = experts // 2
     chosen, arrays = drawn(tokens, k, experts, kind)
 
     def total(x, weights, up, down, upstream):
@@ -106,7 +110,7 @@ def of_all(x, chosen, weights, up, down):
     return ops.einsum("etm,emh,te->th", hidden, down, routing)
 
 
-@pytest.mark.parametrize("mode", ["eager", "jit"])
+@pytest.mark.parametrize("mode", ["eager", "jit"][keras.backend.backend() == "jax" :])
 def test_second_derivatives_and_forward_mode(mode):
     chosen, arrays = drawn(13, 1, 8, "collapsed")
     *inputs, upstream = arrays
@@ -122,22 +126,6 @@ def test_second_derivatives_and_forward_mode(mode):
     directions = [np.random.default_rng().normal(size=array.shape).astype("float32") for array in inputs]
     wanted = directional(plain, inputs, directions, mode)
     np.testing.assert_allclose(directional(ours, inputs, directions, mode), wanted, rtol=1e-4, atol=1e-4)
-
-
-def test_recomputed_it_has_the_same_gradients():
-    chosen, arrays = drawn(21, 2, 16, "collapsed")
-
-    @keras_mp.lean.remat
-    def recomputed(x, chosen, weights, up, down):
-        return chosen_experts(ops.tanh(x), chosen, weights, [up, down], expert)
-
-    def total(x, weights, up, down, upstream):
-        return ops.sum(recomputed(x, ops.convert_to_tensor(chosen), weights, up, down) * upstream)
-
-    x, *others = (array.astype("float64") for array in arrays)
-    to_x, *rest = reference(np.tanh(x), chosen, *others)
-    wanted = to_x * (1 - np.tanh(x) ** 2), *rest
-    assert_close(value_and_gradients(total, arrays, "jit")[1:], wanted, 1e-5)
 
 
 @pytest.mark.parametrize("trained, products", [((True, True), 0), ((False, True), 1), ((False, False), 2)])
@@ -178,15 +166,14 @@ def products_of(function, arrays):
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX knows all sizes")
-@pytest.mark.parametrize("jit", [False, True])
-def test_an_unknown_number_of_tokens(jit):
+def test_an_unknown_number_of_tokens():
     import tensorflow as tf
 
     chosen, arrays = drawn(29, 2, 16, "collapsed")
     down, (bank, up) = tf.constant(arrays[3]), integers((16, WIDTH, INNER), 4)
     shapes = [tf.TensorSpec((None, 2), "int32"), tf.TensorSpec((None, WIDTH)), tf.TensorSpec((None, 2))]
 
-    @tf.function(input_signature=[*shapes, tf.TensorSpec((None, WIDTH))], jit_compile=jit, autograph=False)
+    @tf.function(input_signature=[*shapes, tf.TensorSpec((None, WIDTH))], jit_compile=True, autograph=False)
     def gradients(chosen, x, weights, upstream):
         with tf.GradientTape() as tape:
             tape.watch([x, weights, down, upstream])

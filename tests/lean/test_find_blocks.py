@@ -37,14 +37,6 @@ def test_of_a_nested_task_and_of_two_sides():
     assert found(task) == [names(side, 2) for side in sides]
 
 
-@pytest.mark.slow
-def test_of_blocks_of_one_class_and_different_structure():
-    task = causal_models.build("T5Seq2SeqLM")
-    sides = [f"{task.backbone.name}/transformer_{side}_layer_" for side in ("encoder", "decoder")]
-    # Only the first layer of each side has the position biases.
-    assert found(task) == [[name] for side in sides for name in names(side, 2)]
-
-
 def test_of_one_layer_that_is_called_often():
     sizes = {"vocabulary_size": 40, "num_layers": 4, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32}
     albert = keras_hub.models.AlbertBackbone(**sizes, embedding_dim=8, max_sequence_length=8)

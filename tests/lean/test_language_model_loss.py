@@ -87,7 +87,7 @@ def test_targets_outside_the_vocabulary_are_as_in_keras():
                 trained(kind, loss, False)
 
 
-@pytest.mark.parametrize("lean_first", [None, True, False])
+@pytest.mark.parametrize("lean_first", [True, False])
 def test_a_head_in_fp8_stays_in_fp8(lean_first):
     """The update is that of the FP8 layer, which no chunk of logits in float32 makes."""
     tokens, targets, _ = draw()
@@ -109,7 +109,7 @@ def test_a_head_in_fp8_stays_in_fp8(lean_first):
     def lean(model):
         assert keras_mp.lean.make_lean(model) is model
 
-    changes = {None: [lean], True: [lean, convert], False: [convert, lean]}[lean_first]
+    changes = [lean, convert] if lean_first else [convert, lean]
     expected = update(*[change for change in changes if change is not lean])
     np.testing.assert_allclose(update(*changes), expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 

@@ -139,13 +139,13 @@ def rounded(array, dtype):
 
 
 KINDS = ("any", "collapsed", "empty")
-# Each family in each dtype, with one kind of choice; those that are quick have each kind and dtype twice.
+# Each family in each dtype, with one kind of choice; those that are not rare have each kind and dtype twice.
 CASES = [
     pytest.param(
         family,
         dtype,
         KINDS[(i + j) % 3],
-        marks=[] if i % 3 == j else [pytest.mark.slow, *[pytest.mark.rare] * (JAX or (i + 1) % 3 == j)],
+        marks=([] if i < 3 else [pytest.mark.slow]) if i % 3 == j else [pytest.mark.slow, pytest.mark.rare],
     )
     for i, family in enumerate(FAMILIES)
     for j, dtype in enumerate(TOLERANCES)
@@ -226,19 +226,6 @@ def test_stabilize_lets_routers_choose_in_float32(name):
     assert seen and not low
 
 
-@pytest.mark.slow
-def test_50_steps_beside_its_own_code():
-    model = task("Qwen3Moe", num_experts=16)
-    own, x = twin(model), causal_models.batch(model)
-    keras_mp.lean.make_lean(model)
-    y = np.roll(x["token_ids"], -1, 1)
-    losses = [[one.train_on_batch(x, y, return_dict=True)["loss"] for _ in range(50)] for one in (model, own)]
-    assert losses[0][-1] < 0.9 * losses[0][0]
-    np.testing.assert_allclose(*(some[:12] for some in losses), rtol=1e-5)
-    # Later, sums in another order let a token choose another expert where two are nearly as good for it.
-    np.testing.assert_allclose(*losses, rtol=2e-2)
-
-
 def dequantized(codes, scale, zero, columns):
     """float64: `(code - zero) scale` of groups of 128 rows, of int4 the low bits first."""
     if codes.shape[-1] != columns:
@@ -317,16 +304,3 @@ def test_experts_of_integers_train_as_the_floats_they_stand_for(name, integers, 
         for variable, right in zip(one.variables, own, strict=True):
             if len(variable.shape) == 3 and "expert" in variable.path and "bias" not in variable.path:
                 np.testing.assert_allclose(numpy(variable), numpy(right), rtol=1e-6)
-
-
-@pytest.mark.slow
-@(pytest.mark.rare if JAX else pytest.mark.jax)
-def test_an_export_computes_with_the_floats_that_integers_stand_for(tmp_path):
-    tf = pytest.importorskip("tensorflow")
-    model, plain, _ = with_frozen_experts("Qwen3Moe", "int4", hidden_dim=144, moe_intermediate_dim=9)
-    x = causal_models.batch(model)
-    keras_mp.lean.make_lean(model)
-    keras_mp.export_float32(model, tmp_path / "exported", verify=x)
-    loaded = tf.saved_model.load(str(tmp_path / "exported"))
-    served = loaded.serve({name: tf.constant(value, "int32") for name, value in x.items()})
-    np.testing.assert_allclose(np.asarray(served), plain.predict(x, verbose=0), rtol=1e-4, atol=1e-4)

@@ -49,7 +49,6 @@ FAMILIES = {
     "vit": (_vit, 2),
     "resnet": (_resnet, 5),
     "own gpt, subclassed": (own_blocks.mini_gpt, 3),
-    "own blocks in a subclassed model": (own_blocks.nested, 3),
     "own vit, a loop": (own_blocks.vit, 3),
     "own resnet": (lambda: own_blocks.resnet(rate=0.1), 6),
     "own blocks in a layer": (own_blocks.tower, 3),
@@ -156,7 +155,7 @@ def test_a_step_with_recomputed_blocks_is_the_same(name, recomputed, one_mask):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma", "t5"])
+@pytest.mark.parametrize("name", ["gemma"])
 def test_generate_gives_the_same_tokens(name):
     model = FAMILIES[name][0]()
     for weight in model.weights:  # so that the logits are far apart
@@ -204,21 +203,6 @@ def test_a_model_without_blocks_says_so():
     model = keras.Sequential([keras.Input((8,)), *(layers.Dense(8) for _ in range(3))], name="plain")
     with pytest.warns(UserWarning, match="'plain', remat=True.*no part of the model repeats; name the layers"):
         keras_mp.lean.make_lean(model, remat=True)
-
-
-@pytest.mark.slow
-@pytest.mark.jax
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="shapes alone suffice on JAX")
-def test_the_compiled_memory_falls():
-    def memory(remat):
-        model = own_blocks.vit(blocks=6)
-        model = keras_mp.lean.make_lean(model, remat=True) if remat else model
-        return keras_mp.inspect(compiled(model), batch, "h100").memory.temporary
-
-    batch = keras.KerasTensor((512, 8, 8, 3), "float32"), keras.KerasTensor((512,), "int32")
-    plain, recomputed = memory(False), memory(True)
-    print(f"{plain / 2**20:.1f} MiB, recomputed {recomputed / 2**20:.1f} MiB")
-    assert recomputed < 0.5 * plain
 
 
 def test_a_window_that_is_shorter_than_the_tokens_stays():

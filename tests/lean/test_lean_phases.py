@@ -6,28 +6,8 @@ import own_blocks
 import pytest
 from keras import layers
 from test_lean_families import assert_same_step, blocks, compiled, data, recomputing, step
-from twins import twin
-
-import keras_mp
-from keras_mp.backend.common.device import TracedChip
-from keras_mp.lowering import lower_step
-from keras_mp.planner.read.program import read_module
 
 pytestmark = pytest.mark.slow
-TOKENS = keras.KerasTensor((4, own_blocks.LENGTH), "int32")
-
-
-def barriers(model, training):
-    """How many barriers a step's program has; each recomputation of a block begins behind one."""
-    lowered = lower_step(model, (TOKENS, TOKENS) if training else TOKENS, training=training, chip=TracedChip("cpu"))
-    return str(read_module(lowered.module)).count("stablehlo.optimization_barrier")
-
-
-def test_the_program_of_a_model_without_the_argument_training_recomputes():
-    model = compiled(own_blocks.nested())
-    plain, ours = keras_mp.lean.make_lean(twin(model)), recomputing(model)
-    assert barriers(ours, training=True) >= barriers(plain, training=True) + 3
-    assert barriers(ours, training=False) == 0
 
 
 def test_inference_runs_the_layers_own_code(recomputed):
@@ -84,16 +64,3 @@ def test_layers_that_are_not_told_to_train_recompute_in_a_training_step(build, r
     made = step(ours, x, y)
     assert len(blocks(ours)) > 1 and recomputed and len(recomputed) % len(blocks(ours)) == 0
     assert_same_step(made, step(model, x, y))
-
-
-def test_what_takes_gradients_beside_a_training_step_says_training():
-    """A loop of one's own: `training=True` makes the layers lean, and the result is the same without it."""
-    model = own_blocks.vit(rate=0.0)
-    ours = recomputing(model)
-    x, _ = data(model, np.random.default_rng())
-    for training in (True, False):
-        np.testing.assert_allclose(
-            keras.ops.convert_to_numpy(ours(x, training=training)),
-            keras.ops.convert_to_numpy(model(x, training=training)),
-            rtol=1e-5, atol=1e-6,
-        )  # fmt: skip

@@ -101,19 +101,6 @@ def test_what_is_lean_is_listed_and_its_weights_files_are_plain(tmp_path):
         np.testing.assert_array_equal(ours, before)
 
 
-@pytest.mark.slow
-def test_a_lean_model_that_gets_lora_makes_the_same_step(one_mask):
-    model = causal_models.build(GPT2)
-    lean = lean_of(model)
-    for each in (model, lean):
-        each.backbone.enable_lora(2)
-        compiled(each, run_eagerly=own_blocks.EAGERLY)
-    lean.set_weights(model.get_weights())
-    assert kinds(lean) == {"attention", "gelu", "head"} and len(lean.trainable_weights) < len(lean.weights)
-    x, y, weights = data(model, np.random.default_rng())
-    assert_same_step(changes(lean, x, y, weights), changes(model, x, y, weights))
-
-
 @pytest.mark.parametrize(
     "kind, dropout", [pytest.param("multi-head", 0.3, marks=pytest.mark.jax), ("grouped", 0.0), ("grouped", 0.3)]
 )

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from in_own_process import SLOW, run
+from in_own_process import RARE, run
 
 
-@pytest.mark.parametrize("part", [SLOW])
+@pytest.mark.parametrize("part", [RARE])
 def test_on_several_replicas(part):
     run(Path(__file__).parent / "remat_on_replicas.py", part, 4)
