@@ -1,9 +1,7 @@
 """GPT: its size against the published one, that it is causal, and that its sizes are checked."""
 
-import keras
 import numpy as np
 import pytest
-from check_model import check_model
 from shapes_alone import shapes_alone
 
 from models.gpt import gpt
@@ -15,20 +13,6 @@ TINY = Size(1, 128, 2)
 def parameters(**arguments):
     with shapes_alone():
         return gpt(**arguments).count_params()
-
-
-# Of the two the one with a loss scale is quick on both backends.
-RARE_ON_JAX = [pytest.mark.rare] * (keras.backend.backend() == "jax")
-BFLOAT16 = pytest.param("mixed_bfloat16", marks=[pytest.mark.slow, *RARE_ON_JAX])
-
-
-@pytest.mark.jax
-@pytest.mark.parametrize("precision", ["mixed_float16", BFLOAT16])
-def test_in_16_bits(precision, tmp_path):
-    tokens = np.arange(32, dtype="int32").reshape(2, 16)
-    # On JAX this is the one model that is exported.
-    export = precision == "mixed_bfloat16"
-    check_model(lambda: gpt(TINY, 100, 16, dropout=0.1), tokens, precision, tmp_path, export)
 
 
 def test_gpt2_has_the_published_number_of_parameters():

@@ -4,7 +4,6 @@ import keras
 import llama_reference as reference
 import numpy as np
 import pytest
-from check_model import check_model
 from shapes_alone import shapes_alone
 
 import keras_mp
@@ -55,12 +54,6 @@ def test_logits_are_those_of_numpy_in_float64():
     tokens = rng.integers(0, SMALL.vocabulary, (1, 40))
     exact = reference.logits([np.asarray(w, "float64") for w in model.get_weights()], tokens[0], SMALL)
     np.testing.assert_allclose(model.predict_on_batch(tokens)[0], exact, rtol=0, atol=1e-5 * np.abs(exact).max())
-
-
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.slow)])
-def test_in_16_bits(precision, tmp_path):
-    tokens = np.arange(32, dtype="int32").reshape(2, 16)
-    check_model(lambda: llama(TINY, 16), tokens, precision, tmp_path, export=precision == "mixed_float16")
 
 
 # The counts of the checkpoints' cards at Hugging Face.

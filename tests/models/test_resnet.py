@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from check_model import check_model
 from shapes_alone import shapes_alone
 
 from models.resnet import resnet_cifar, resnet_imagenet
@@ -32,13 +31,6 @@ def test_bottleneck_strides_in_its_3x3_convolution():
     assert model.get_layer("stage2_block1_1_conv").strides == (1, 1)
     assert model.get_layer("stage2_block1_2_conv").strides == (2, 2)
     assert model.get_layer("stage4_block3_add").output.shape == (None, 7, 7, 2048)
-
-
-@pytest.mark.parametrize("precision", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
-def test_in_16_bits(precision, tmp_path):
-    images = np.random.default_rng(0).normal(size=(2, 8, 8, 1)).astype("float32")
-    export = precision == "mixed_bfloat16"
-    check_model(lambda: resnet_cifar(8, 5, (8, 8, 1), 4), images, precision, tmp_path, export)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-from check_model import check_model
 from shapes_alone import shapes_alone
 
 from models.text_classifier import PADDING, text_classifier
@@ -11,11 +10,6 @@ from models.transformer import Size
 
 TINY = Size(1, 128, 2)
 TEXTS = np.array([[5, 6, 7, 8, 9, 1, 2, 3], [5, 6, 7, PADDING, PADDING, PADDING, PADDING, PADDING]], "int32")
-
-
-@pytest.mark.slow
-def test_in_float32(tmp_path):
-    check_model(lambda: text_classifier(TINY, 3, 100, 8), TEXTS, "float32", tmp_path)
 
 
 def test_base_has_the_encoder_of_bert():

@@ -2,19 +2,12 @@
 
 import numpy as np
 import pytest
-from check_model import check_model
 from shapes_alone import shapes_alone
 
 from models.transformer import Size
 from models.vit import vit
 
 TINY = Size(1, 128, 2)
-
-
-@pytest.mark.slow
-def test_in_bfloat16(tmp_path):
-    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
-    check_model(lambda: vit(TINY, 5, (8, 8, 3), 4, dropout=0.1), images, "mixed_bfloat16", tmp_path)
 
 
 # The counts of the models released with DeiT (timm's deit_*_patch16_224): 5.7, 22 and 86 million in its table 1.
