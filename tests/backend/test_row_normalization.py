@@ -106,19 +106,6 @@ def test_normalization_and_its_gradients_beside_float64(shape, kind, policy):
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])
-def test_gradients_are_those_without_islands(kind):
-    layer = normalization(kind, "mixed_bfloat16", 24)
-    rng = np.random.default_rng()
-    x, upstream = (tf.constant(rng.normal(size=(6, 10, 24)), tf.float32) for _ in range(2))
-    with_islands = run(layer, x, upstream)
-    with backend.without_islands():
-        without = run(layer, x, upstream)
-    assert with_islands[0].shape == without[0].shape
-    for one, other in zip(with_islands[1], without[1], strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6 * np.abs(other).max())
-
-
-@pytest.mark.parametrize("kind", ["layer", "rms"])
 def test_rows_of_one_value_are_as_keras_has_them(kind):
     layer = normalization(kind, "mixed_bfloat16", 8)
     spec = tf.TensorSpec((None, 8), tf.bfloat16)

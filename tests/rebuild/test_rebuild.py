@@ -121,7 +121,7 @@ def test_optimizer_state_survives_a_change_of_precision():
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(old), keras.ops.convert_to_numpy(rebuilt))
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "Adafactor", "Nadam", "Lion", "Ftrl", "RMSprop", "Muon"])
+@pytest.mark.parametrize("optimizer", ["SGD", "Adafactor", "Nadam", "Muon"])
 def test_slots_of_every_kind_of_optimizer_arrive(optimizer):
     model = keras.Sequential([keras.Input((8,)), layers.Dense(8), layers.Dense(4)])
     settings = {"momentum": 0.9} if optimizer == "SGD" else {}
@@ -156,19 +156,6 @@ def test_slots_follow_their_weight_into_another_order():
         np.testing.assert_array_equal(
             keras.ops.convert_to_numpy(moment), keras.ops.convert_to_numpy(moments[tail(weight)])
         )
-
-
-def test_rule_sees_the_live_layer():
-    model, _ = zoo.build("recurrent", "mixed_bfloat16")
-    seen = []
-
-    def look(node, layer):
-        if layer is not None:
-            seen.append(layer)
-        return node
-
-    rebuild(model, look)
-    assert {id(layer) for layer in [model, *model.layers]} <= {id(layer) for layer in seen}
 
 
 def test_rule_can_replace_a_class():
@@ -219,20 +206,8 @@ class WeightedLoss(keras.Model):
         super().compile(optimizer, loss=lambda y, prediction: weight * given(y, prediction))
 
 
-class DoubledAttribute(keras.Model):
-    """Its compile() keeps twice what it was given."""
-
-    def call(self, x):
-        return x
-
-    def compile(self, optimizer, loss, weight=10.0):
-        self.weight = 2 * weight
-        super().compile(optimizer, loss=loss)
-
-
-@pytest.mark.parametrize("cls", [WeightedLoss, DoubledAttribute])
-def test_a_compile_that_changes_its_arguments_is_not_applied_twice(cls):
-    model = cls()
+def test_a_compile_that_changes_its_arguments_is_not_applied_twice():
+    model = WeightedLoss()
     model(np.ones((2, 3), "float32"))
     model.compile("sgd", "mse")
     new, unreached, _ = rebuild(model, unchanged)

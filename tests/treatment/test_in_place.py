@@ -169,15 +169,12 @@ def changed():
 
 
 @pytest.mark.filterwarnings("ignore:convert")
-@pytest.mark.parametrize("way", ["saved", "copied", "pickled", "cloned"])
-def test_it_comes_back(way, changed, tmp_path):
+@pytest.mark.parametrize("way", ["copied", "pickled", "cloned"])
+def test_it_comes_back(way, changed):
     """What the block's code makes is shown by no config, and is written by its place."""
     keras.config.set_dtype_policy("mixed_bfloat16")
     model, x, expected = changed
-    if way == "saved":
-        model.save(tmp_path / "model.keras")
-        other = keras.models.load_model(tmp_path / "model.keras")
-    elif way == "cloned":
+    if way == "cloned":
         other = keras.models.clone_model(model)
         other.set_weights(model.get_weights())
     else:

@@ -10,7 +10,8 @@ from keras import layers
 import keras_mp
 
 LOSS = "sparse_categorical_crossentropy"
-pytestmark = [pytest.mark.jax, pytest.mark.filterwarnings("ignore::UserWarning")]
+EAGERLY = {"run_eagerly": keras.backend.backend() == "tensorflow"}  # which takes less time than to trace a step
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 @keras.saving.register_keras_serializable("tests_waiting")
@@ -96,18 +97,18 @@ FIRST = {
 @pytest.mark.parametrize(
     ("make", "policy", "first"),
     [
-        (Net, "mixed_float16", "fit"),
-        (Net, "mixed_float16", "predict"),
+        pytest.param(Net, "mixed_float16", "fit", marks=pytest.mark.jax),
+        pytest.param(Net, "mixed_float16", "predict", marks=pytest.mark.jax),
         (Net, "mixed_float16", "call"),
         (sequential, "mixed_bfloat16", "train_on_batch"),
         (sequential, "mixed_bfloat16", "predict_on_batch"),
-        (sequential, "mixed_bfloat16", "build"),
+        pytest.param(sequential, "mixed_bfloat16", "build", marks=pytest.mark.jax),
         (Plain, "bfloat16", "evaluate"),
     ],
 )
 def test_the_same_bits_as_of_a_built_model(make, policy, first):
     x, y = data()
-    ready, waiting = (prepared(make, policy, built) for built in (True, False))
+    ready, waiting = (prepared(make, policy, built, **({} if first == "fit" else EAGERLY)) for built in (True, False))
     assert not keras_mp.report(ready).waiting and keras_mp.report(waiting).waiting == ("prepare",)
     before = None if first == "build" else FIRST[first](ready, x, y)
     assert FIRST[first](waiting, x, y) == before
@@ -136,7 +137,7 @@ def test_each_change_by_itself_waits(change, capsys):
         if built:
             model(x)
         models.append(change(model))
-        model.compile("adam", LOSS)
+        model.compile("adam", LOSS, **EAGERLY)
         fit(model, x, y)
     assert_same(*map(state, models))
     assert f"model {model.name!r} is not built yet. fit builds it" in capsys.readouterr().out
@@ -169,10 +170,10 @@ def test_a_sequential_model_that_waits_is_not_cloned_into_one_that_does_not():
 
 def test_what_waits_is_reverted_before_the_first_batch():
     x, y = data()
-    model = keras_mp.revert(prepared(sequential, "mixed_bfloat16", False))
+    model = keras_mp.revert(prepared(sequential, "mixed_bfloat16", False, **EAGERLY))
     assert type(model) is keras.Sequential and not fit(model, x, y)["loss"][0] > 9
     assert {layer.compute_dtype for layer in model.layers} == {"bfloat16"}
-    model = keras_mp.revert(prepared(sequential, "mixed_bfloat16", False), "stabilize")
+    model = keras_mp.revert(prepared(sequential, "mixed_bfloat16", False, **EAGERLY), "stabilize")
     fit(model, x, y)
     assert {layer.compute_dtype for layer in model.layers} == {"bfloat16"}
 
@@ -188,7 +189,7 @@ def test_it_is_prepared_with_what_it_is_compiled_with_by_then():
 def test_a_model_within_one_that_waits_or_is_called_first():
     x, y = data()
     keras_mp.set_global_policy("mixed_bfloat16")
-    model = keras_mp.prepare(Plain(keras_mp.stabilize(sequential())), "adam", LOSS)
+    model = keras_mp.prepare(Plain(keras_mp.stabilize(sequential())), "adam", LOSS, **EAGERLY)
     fit(model, x, y)
     assert not keras_mp.report(model.inner).waiting
     model = Plain(keras_mp.stabilize(sequential()))
@@ -196,6 +197,7 @@ def test_a_model_within_one_that_waits_or_is_called_first():
     assert not keras_mp.report(model.inner).waiting
 
 
+@pytest.mark.jax
 def test_never_another_model_without_a_word():
     x, y = data()
     keras_mp.set_global_policy("mixed_bfloat16")
@@ -205,11 +207,12 @@ def test_never_another_model_without_a_word():
         fit(model, x, y)
 
 
+@pytest.mark.jax
 def test_a_generator_loses_no_batch():
     x, y = data()
     states = []
     for built in (True, False):
-        model = prepared(Plain, "mixed_bfloat16", built)
+        model = prepared(Plain, "mixed_bfloat16", built, **EAGERLY)
         model.fit(((x[at : at + 16], y[at : at + 16]) for at in (0, 16, 32)), verbose=0)
         states.append(state(model))
     assert_same(*states)
@@ -221,7 +224,7 @@ def test_a_training_that_resumes(tmp_path):
     for built, ends in ((True, [2]), (False, [1, 2])):
         for epochs in ends:
             batches = keras_mp.training.ShuffledBatches(x, y, batch_size=24, seed=0)
-            model = prepared(Plain, "mixed_bfloat16", built)
+            model = prepared(Plain, "mixed_bfloat16", built, **EAGERLY)
             checkpoint = keras_mp.TrainingCheckpoint(tmp_path / str(built), batches)
             model.fit(batches, epochs=epochs, shuffle=False, verbose=0, callbacks=[checkpoint])
         states.append(state(model))
