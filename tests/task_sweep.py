@@ -43,7 +43,8 @@ def state(name: str) -> str:
     """A digest of the sources that a row depends on: the kit's, the steps', and those that configure the task."""
     kit = sorted((ROOT / "keras_mp").rglob("*.py"))
     configured = Path(sys.modules[TASKS[name].build.__module__].__file__)
-    return _digest([*kit, CONFIGURED / "task.py", CONFIGURED / "steps.py", configured])
+    models = CONFIGURED.with_name("causal_models.py")
+    return _digest([*kit, CONFIGURED / "task.py", CONFIGURED / "steps.py", configured, models])
 
 
 def state_of_plain() -> str:

@@ -225,15 +225,6 @@ def attention():
 
 
 @zoo
-def tokens():
-    """An Embedding, a layer at each step, pooling."""
-    inputs = keras.Input((9,), dtype="int32")
-    x = layers.Embedding(20, 8)(inputs)
-    x = layers.TimeDistributed(layers.Dense(8))(layers.SpatialDropout1D(0.2)(x))
-    return keras.Model(inputs, layers.Dense(20)(layers.GlobalMaxPooling1D()(x))), rng().integers(0, 20, (5, 9))
-
-
-@zoo
 def preprocessing():
     """A Normalization that was adapted, Rescaling."""
     normalization = layers.Normalization()
@@ -250,16 +241,6 @@ def custom_layers():
     x = Counts()(SaysNothingOfDtype(8)(RefusesDtype(8)(Scale(0.5)(inputs))))
     x = layers.Lambda(lambda tensor: tensor * 2.0)(x)
     return keras.Model(inputs, layers.Dense(2, activation=gelu_of_half)(x)), normal(5, 8)
-
-
-@zoo
-def tied():
-    """An Embedding and a vocabulary's head."""
-    embedding = layers.Embedding(12, 8, name="embedding")
-    inputs = keras.Input((4,), dtype="int32")
-    x = layers.Dense(8)(embedding(inputs))
-    x = layers.ReversibleEmbedding(12, 8, name="head")(x, reverse=True) if hasattr(layers, "ReversibleEmbedding") else x
-    return keras.Model(inputs, x), rng().integers(0, 12, (3, 4))
 
 
 @zoo

@@ -32,7 +32,7 @@ STEPS = 2
 LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 # What a row is trained with, where it is not "mse".
 COMPILED = {
-    **dict.fromkeys(("gpt", "experts", "lora", "int4_lora", "tied"), {"loss": LOGITS}),
+    **dict.fromkeys(("gpt", "experts", "lora", "int4_lora"), {"loss": LOGITS}),
     "translator": {"loss": "sparse_categorical_crossentropy"},
     "distilled": {"hard_loss": LOGITS, "temperature": 3.0},
 }
@@ -100,7 +100,7 @@ NOT_RUN = [
     (ATTENTION * (not TENSORFLOW), "float16", "", "JAX has no attention in float16 on a CPU"),
     (others("lora", "int4_lora", "distilled"), "narrow_frozen", "", "nothing is frozen"),
     (others("gpt"), "remat", "", "no layer of it is a block: tests/lean has blocks of every kind"),
-    (others(*ATTENTION, *GELU, "tied"), "lean", "", "it has no attention, GELU or vocabulary"),
+    (others(*ATTENTION, *GELU), "lean", "", "it has no attention, GELU or vocabulary"),
     (("images",), "qat_int4", "", "it has no layer that Keras quantizes"),
     (("int4_lora",), "qat_int4", "", "it is quantized"),
     (("int4_lora",), "narrow_frozen", "", "its frozen weights are integers"),
