@@ -15,7 +15,7 @@ on_newest = $(if $(NEWEST_PYTHON),KERAS_BACKEND=$(1) .venv-newest/bin/python -m 
 # On TensorFlow a worker keeps what XLA compiled for it: in one go it would hold more than 4 GB.
 PARTS := "tests/[a-f]*/" "tests/[g-z]*/ tests/test_*.py"
 # Folders, or files and tests of a folder, whose slow tests continuous integration has the time for, in parts for the same reason.
-SLOW := "fp8 lean qat" "promises" "loss_scaling stability rebuild training" "backend export models" "bench/test_workloads.py planner/fit/test_kept_figures.py::test_models_that_differ_in_one_thing_do_not_share recipes/datasets recipes/test_cifar10.py system planner/test_assigned.py planner/test_lean_vocabulary.py"
+SLOW := "fp8 lean qat" "promises loss_scaling stability rebuild training" "backend export models bench/test_workloads.py planner/fit/test_kept_figures.py::test_models_that_differ_in_one_thing_do_not_share recipes/datasets recipes/test_cifar10.py system planner/test_assigned.py planner/test_lean_vocabulary.py"
 # A file of each room whose code is other code on JAX: what a new version of Keras or JAX breaks.
 NEWEST := backend/test_keras_patches.py export/test_saved_model.py fp8/test_layers.py lean/test_lean_families.py loss_scaling/test_optimizer_as_keras.py models/test_rotary.py numerics/test_nonfinite.py parallel/test_distribute.py planner/test_compile_report.py precision/test_doctor.py promises qat/test_keras_modes.py rebuild/test_rebuild.py recipes/test_digits.py stability/test_stabilize.py training/test_prepare.py treatment/test_in_place.py
 SLOW_ON_JAX := fp8 lean qat promises loss_scaling stability rebuild training backend export models numerics parallel planner/fit/test_advise.py planner/fit/test_advise_several_chips.py planner/test_fp8.py planner/test_lean_vocabulary.py
@@ -33,7 +33,7 @@ test-tensorflow: .venv/test
 test-jax: .venv/test
 	KERAS_BACKEND=jax $(PYTEST) -m "jax and not slow"
 
-test-slow: .venv/test test-notebook  ## What continuous integration runs after `make test`: slow tests, by folder.
+test-slow: .venv/test  ## What continuous integration runs after `make test`: slow tests, by folder.
 	for part in $(SLOW); do KERAS_BACKEND=tensorflow $(PYTEST) -m "slow and not rare" $$(printf "tests/%s " $$part) || exit 1; done
 	KERAS_BACKEND=jax $(PYTEST) -m "jax and slow and not rare" $(addprefix tests/,$(SLOW_ON_JAX))
 
@@ -41,7 +41,7 @@ test-long: .venv/test  ## The other slow tests, every test on JAX, and tests/lon
 	for folder in $$(ls -d tests/*/) tests/test_*.py; do KERAS_BACKEND=tensorflow $(PYTEST) -m "slow" $$folder || [ $$? = 5 ] || exit 1; done
 	for folder in $$(ls -d tests/*/) tests/test_*.py; do KERAS_BACKEND=jax $(PYTEST) -m "slow or not jax" $$folder || [ $$? = 5 ] || exit 1; done
 
-test-all: test test-long sweep tasks parity test-oldest test-newest test-colab  ## All; see docs/ for the last output.
+test-all: test test-long test-notebook sweep tasks parity test-oldest test-newest test-colab  ## All; see docs/ for the last output.
 
 bench: .venv/test  ## A training step of three models beside their peers; the tables go to docs/results.
 	$(BIN)/python benchmarks/peers.py --out docs/results

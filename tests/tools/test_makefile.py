@@ -41,7 +41,7 @@ def test_continuous_integration_runs_slow_tests_of_every_folder_that_has_some():
         for file in tests.glob("*/**/*.py")
         if re.search(r"\bmark\.slow\b|import.*\bSLOW\b", file.read_text())
     }
-    # These two are in `make test-all`; `make test-notebook` runs one test of `long`.
+    # These two are in `make test-all`.
     folders = {file.parts[0] for file in slow} - {"long", "tools"}
     assert len(folders) > 10
     for variable in ("SLOW", "SLOW_ON_JAX"):
