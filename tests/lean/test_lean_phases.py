@@ -55,8 +55,9 @@ def tuned():
     return keras.Model(images, layers.Dense(4)(base(images, training=False)))
 
 
-@pytest.mark.jax
-@pytest.mark.parametrize("build", [lambda: called(Quiet()), lambda: called(OwnStep(2)), tuned])
+@pytest.mark.parametrize(
+    "build", [pytest.param(lambda: called(Quiet()), marks=pytest.mark.jax), lambda: called(OwnStep(2)), tuned]
+)
 def test_layers_that_are_not_told_to_train_recompute_in_a_training_step(build, recomputed, one_mask):
     model = compiled(build(), run_eagerly=own_blocks.EAGERLY)
     ours = recomputing(model)
