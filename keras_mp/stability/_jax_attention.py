@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.jax.devices import traced_chip
-from keras_mp.backend.jax.parts import is_on_one_device
+from keras_mp.backend.jax.parts import Division, division
 
 # The score of a key that is not seen, as Keras and Splash have it.
 MASKED_SCORE = -0.7 * float(np.finfo("float32").max)
@@ -132,7 +133,8 @@ def splash_attention(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
     (batch, rows, heads, _), (_, columns, key_heads, _) = query.shape, key.shape
-    reason = _why_not(query, key, value)
+    devices = division()
+    reason = _why_not(query, key, value, devices)
     factors = None if reason else _factors(mask, causal, rows, columns)
     if factors is None:
         reason = reason or "a mask that is not known before it runs"
@@ -146,19 +148,29 @@ def splash_attention(
         numbers = jnp.broadcast_to(by_column.astype(jnp.int32), (batch, columns))
         segments = splash.SegmentIds(q=jnp.ones((batch, rows), jnp.int32), kv=numbers)
     q_block, kv_block = (next(size for size in (MOST, MOST // 2, LANES) if n % size == 0) for n in (rows, columns))
-    kernel = splash.make_splash_mha(
-        mask=_splash_mask(factors, (rows, columns), heads),
-        block_sizes=splash.BlockSizes(
-            q_block, kv_block, kv_block, q_block, kv_block, kv_block, block_q_dq=q_block, block_kv_dq=kv_block
-        ),
-        head_shards=1,
-        q_seq_shards=1,
-        attn_logits_soft_cap=soft_cap,
-    )
+
+    def attend(query: Any, key: Any, value: Any, segments: Any) -> Any:
+        kernel = splash.make_splash_mha(
+            mask=_splash_mask(factors, (rows, columns), query.shape[1]),
+            block_sizes=splash.BlockSizes(
+                q_block, kv_block, kv_block, q_block, kv_block, kv_block, block_q_dq=q_block, block_kv_dq=kv_block
+            ),
+            head_shards=1,
+            q_seq_shards=1,
+            attn_logits_soft_cap=soft_cap,
+        )
+        return jax.vmap(kernel)(query, key, value, segments)
+
+    call: Callable[..., Any] = attend
+    if devices is not None:
+        # XLA would give each device all of a kernel's rows. Each has its own rows, and heads where weights are divided.
+        by_head = PartitionSpec(devices.batch, devices.others or None)
+        specs = (by_head, by_head, by_head, PartitionSpec(devices.batch))
+        call = jax.shard_map(attend, mesh=devices.mesh, in_specs=specs, out_specs=by_head, check_vma=False)
     # The kernel does not scale scores.
     scaled = (query.astype(jnp.float32) * scale).astype(query.dtype)
     operands = [jnp.swapaxes(x, 1, 2) for x in (scaled, key, value)]
-    output = jnp.swapaxes(jax.vmap(kernel)(*operands, segments), 1, 2)
+    output = jnp.swapaxes(call(*operands, segments), 1, 2)
     seen = None if by_column is None else _sees_some(by_column, factors.window, rows, columns)
     if by_row is not None:
         seen = by_row if seen is None else by_row & seen
@@ -172,7 +184,7 @@ def splash_attention(
     return jnp.where(seen[:, :, None, None], output, unseen)
 
 
-def _why_not(query: Any, key: Any, value: Any) -> str:
+def _why_not(query: Any, key: Any, value: Any, devices: Division | None) -> str:
     """Why the kernel does not serve, whatever the mask; empty where it does."""
     lengths = (query.shape[1], key.shape[1])
     if not all(isinstance(size, int) and size and size % LANES == 0 for size in lengths):
@@ -181,7 +193,14 @@ def _why_not(query: Any, key: Any, value: Any) -> str:
         return f"{query.dtype}"
     if key.shape != value.shape or query.shape[3] != key.shape[3] or query.shape[2] % key.shape[2]:
         return "queries, keys and values of other sizes"
-    return "" if is_on_one_device() else "XLA cannot divide a kernel among devices"
+    if devices is None:
+        return ""
+    if not isinstance(query, jax.core.Tracer):
+        return "outside jit on several devices"
+    by_row, by_head = (math.prod(devices.mesh.shape[x] for x in axes) for axes in ([devices.batch], devices.others))
+    if query.shape[0] % by_row or key.shape[2] % by_head:
+        return f"{query.shape[0]} rows and {key.shape[2]} heads of keys on {by_row} x {by_head} devices"
+    return ""
 
 
 class _Factors(NamedTuple):

@@ -535,3 +535,36 @@ def test_bfloat16_weights_are_rounded_alike_on_one_and_several_devices(name, rat
     assert (alone != number(keras.ops.cast(keras.ops.cast(start, "bfloat16"), "float32"))).mean() > 0.05
     for layout in SPLIT:
         np.testing.assert_array_equal(trained(layout, devices), alone)
+
+
+@only_jax
+@pytest.mark.parametrize("heads", [1, 2])
+def test_the_kernel_of_a_tpu_attends_on_each_device_to_its_rows_and_heads(heads):
+    """By Keras's own distributions, whose step XLA divides."""
+    from benchmarks.tpu_attention import on_a_tpu
+
+    rng = np.random.default_rng()
+    x, y = (rng.normal(size=(8, 128, width)).astype("float32") for width in (16, 2))
+    padding = rng.random((8, 128)) < 0.7
+
+    def trained(scope, device):
+        with scope, device as given:
+            keras.utils.set_random_seed(1)
+            inputs, mask = keras.Input((128, 16)), keras.Input((128,), dtype="bool")
+            hidden = keras.layers.MultiHeadAttention(4, 8)(inputs, inputs, key_mask=mask, use_causal_mask=True)
+            hidden = keras.layers.GroupQueryAttention(8, 4, 2)(hidden, hidden)
+            model = keras_mp.stabilize(keras.Model([inputs, mask], keras.layers.Dense(2)(hidden)))
+            model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
+            model.fit([x, padding], y, batch_size=4, shuffle=False, verbose=0)
+            return [*map(number, model.weights), model.predict([x, padding], batch_size=4, verbose=0)], given
+
+    distribution = keras.distribution
+    mesh = distribution.DeviceMesh((2, heads), ["rows", "heads"], [f"cpu:{index}" for index in range(2 * heads)])
+    rules = distribution.LayoutMap(mesh)
+    rules["(query|key|value)/kernel"] = (None, "heads", None)
+    scope = distribution.ModelParallel(layout_map=rules, batch_dim_name="rows", auto_shard_dataset=False).scope()
+    expected, _ = trained(contextlib.nullcontext(), contextlib.nullcontext())
+    found, given = trained(scope, on_a_tpu())
+    assert set(given) == {"LocalMask(None, 0)", "FullMask"}
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)

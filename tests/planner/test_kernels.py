@@ -263,3 +263,25 @@ ENTRY %main (x: bf16[8,8]) -> bf16[8,8] {
         "main",
         "other",
     ]
+
+
+@only_jax
+def test_what_is_in_a_devices_part_has_the_names_of_the_layers_around_it():
+    """JAX begins names anew there: without these a kernel's gradient was a forward product of no layer."""
+    import jax
+    from jax.sharding import PartitionSpec
+
+    from keras_mp.planner.read.program import number_operations
+
+    mesh = jax.sharding.AbstractMesh((4,), ("rows",))
+
+    def loss(x):
+        with jax.named_scope("layer"):
+            rows = PartitionSpec("rows")
+            return jax.shard_map(jax.lax.tanh, mesh=mesh, in_specs=rows, out_specs=rows)(x).sum()
+
+    sharding = jax.sharding.NamedSharding(mesh, PartitionSpec("rows"))
+    traced = jax.jit(jax.grad(loss)).trace(jax.ShapeDtypeStruct((8, 8), "float32", sharding=sharding))
+    names = number_operations(traced.lower(lowering_platforms=("tpu",)).compiler_ir("stablehlo"))
+    assert [name for name in names if name.endswith("tanh")] == ["jit(loss)/jvp(layer)/shard_map/tanh"]
+    assert any("transpose(jvp(layer))/shard_map" in name and name.endswith("mul") for name in names)

@@ -1,5 +1,6 @@
 """Attention where Keras finds a TPU, whose Splash kernel is interpreted here, against its definition in float64."""
 
+import functools
 import logging
 
 import keras
@@ -187,16 +188,17 @@ def test_reports_say_what_attends(capsys):
 
 
 @pytest.mark.usefixtures("float32_policy")
-def test_on_several_devices_the_kernel_is_left_out():
-    """XLA would compute all of it on each device."""
+@pytest.mark.parametrize(("rows", "jit"), [(2, True), (3, True), (2, False)])
+def test_on_several_devices_the_kernel_wants_jit_and_rows_for_each(rows, jit):
     model = keras_mp.stabilize(_small(128))
     mesh = keras.distribution.DeviceMesh((2,), ["batch"], ["cpu:0", "cpu:0"])
     with on_a_tpu() as given, keras.distribution.DataParallel(device_mesh=mesh, auto_shard_dataset=False).scope():
-        jax.eval_shape(
-            lambda x: model.stateless_call([v.value for v in model.trainable_variables], [], x)[0],
-            jax.ShapeDtypeStruct((2, 128, 16), "float32"),
-        )
-    assert not given
+        called = functools.partial(model.stateless_call, [v.value for v in model.trainable_variables], [])
+        if jit:
+            jax.eval_shape(called, jax.ShapeDtypeStruct((rows, 128, 16), "float32"))
+        else:
+            called(jnp.zeros((rows, 128, 16)))
+    assert bool(given) == (rows == 2 and jit)
 
 
 @pytest.mark.usefixtures("float32_policy")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -17,11 +16,34 @@ inside: list[dict[int, Any]] = []
 reading_parts: list[bool] = []
 
 
+class Division(NamedTuple):
+    """How the compiler divides what is traced now among devices.
+
+    Attributes:
+        mesh: JAX's mesh.
+        batch: the axis of the mesh that divides the rows of a batch.
+        others: the other axes of the mesh that have several devices; they divide weights.
+    """
+
+    mesh: Any
+    batch: str
+    others: tuple[str, ...]
+
+
+def division() -> Division | None:
+    """Returns how the compiler divides what is traced now; None on one device, or in a device's part of a step."""
+    distribution = keras.distribution.distribution()
+    if inside or not (active or distribution):
+        return None
+    mesh = active[-1].mesh if active else distribution.device_mesh.backend_mesh
+    batch = distribution.batch_dim_name if distribution else mesh.axis_names[0]
+    several = [name for name, size in mesh.shape.items() if size > 1]
+    return Division(mesh, batch, tuple(name for name in several if name != batch)) if several else None
+
+
 def is_on_one_device() -> bool:
     """Whether what is traced now computes on one device: by itself, or as a device's part of a step."""
-    distribution = keras.distribution.distribution()
-    alone = distribution is None or math.prod(distribution.device_mesh.shape) == 1
-    return bool(inside) or (alone and not active)
+    return division() is None
 
 
 def part_of(variable: Any) -> tuple[Any, Any]:

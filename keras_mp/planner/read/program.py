@@ -25,6 +25,7 @@ _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"(:\d+)?')
 _EXPONENTIALS = (
     "exponential", "exponential_minus_one", "log", "log_plus_one", "logistic", "tanh", "power", "rsqrt", "sqrt"
 )  # fmt: skip
+_MANUAL = "sdy.manual_computation"
 _RAGGED = "chlo.ragged_dot"  # rows in groups, each by a matrix of its own
 _EFFECTS = {f"stablehlo.{name}" for name in ("custom_call", "while", "infeed", "outfeed", "send", "recv", "return")}
 # From a weight to the operand of a dot: what layers do to a kernel, quantization included.
@@ -90,7 +91,12 @@ def number_operations(module: Any) -> list[str]:
     with module.context:
         for operation in list(walk(module.operation)):
             if operation.name.startswith("stablehlo.") or operation.name in ("func.call", _RAGGED):
-                names.append(_name(operation))
+                # In a device's part of a step JAX begins names anew: the layers around it are in the part's own.
+                name, around = _name(operation), operation.parent
+                while around is not None:
+                    name = f"{_name(around)}/{name}" if around.name == _MANUAL else name
+                    around = around.parent
+                names.append(name)
                 _rename(operation, f"keras_mp.op.{len(names) - 1}")
     return names
 
@@ -135,7 +141,7 @@ class _Reader:
         self, operation: Any, calls: tuple[int, ...], repeats: int, known: bool, arguments: dict[Any, int]
     ) -> None:
         kind = operation.name.removeprefix("stablehlo.")
-        if kind == "sdy.manual_computation":  # a device's part of a step on several
+        if kind == _MANUAL:  # a device's part of a step on several
             inside = operation.regions[0].blocks[0].arguments
             for argument, operand in zip(inside, operation.operands, strict=True):
                 self._numbers[argument] = self._value(operand)
