@@ -34,7 +34,7 @@ from twins import twin
 import keras_mp
 from keras_mp.export.low_precision import low_precision
 from keras_mp.export.verification import relative_difference
-from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.stability.sensitive import sensitive_layers
 
 

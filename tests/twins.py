@@ -2,7 +2,7 @@
 
 from unittest.mock import patch
 
-from keras_mp.rebuild import rebuild, unchanged
+from keras_mp.rebuild.model import rebuild, unchanged
 
 
 def twin(model):

@@ -19,7 +19,7 @@ from keras_mp.numerics.data import random_batches
 from keras_mp.precision import hardware
 from keras_mp.precision.hardware import Device
 from keras_mp.precision.policy import COMPUTES_IN, GAINS_FROM, pays, set_global_policy
-from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.system.packages import installed
 from keras_mp.training.training_recipe import find_recipe
 

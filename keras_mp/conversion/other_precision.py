@@ -10,10 +10,10 @@ import keras
 from keras_mp.conversion.to_float32 import keep_own_policies
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.precision.policy import PRECISIONS
-from keras_mp.rebuild import Config, layers_by_path, rebuild
+from keras_mp.rebuild.model import rebuild
 from keras_mp.rebuild.notes import FLOAT8
 from keras_mp.rebuild.quantized_policies import source_of
-from keras_mp.rebuild.walk import Rule
+from keras_mp.rebuild.walk import Config, Rule, layers_by_path
 from keras_mp.stability.stabilized import stabilize
 from keras_mp.system.one_of import one_of
 from keras_mp.treatment.treated import untreated_node

@@ -14,15 +14,16 @@ from keras_mp.fp8.layers import Float8Layer
 from keras_mp.lean.frozen import FROZEN
 from keras_mp.lean.lean_model import LEAN
 from keras_mp.precision.policy import restored_policy
-from keras_mp.rebuild import Config, RebuildError, layers_by_path, rebuild, widen
 from keras_mp.rebuild.merged import is_adapted
+from keras_mp.rebuild.model import rebuild
 from keras_mp.rebuild.notes import FLOAT8, notes_of, original_class
 from keras_mp.rebuild.quantized_policies import (
     keep_statistics_as_computed,
     settle_policies,
     to_compute_in_float32,
 )
-from keras_mp.rebuild.walk import compute_dtypes, graph_of, with_self
+from keras_mp.rebuild.state import widen
+from keras_mp.rebuild.walk import Config, RebuildError, compute_dtypes, graph_of, layers_by_path, with_self
 from keras_mp.stability.sensitive import LOW_PRECISION, names_in
 from keras_mp.system.packages import LIBRARIES, package_of
 from keras_mp.treatment.treated import Treatment, register_treatments, treat, untreated_node

@@ -23,7 +23,8 @@ from keras_mp.export.litert_file import LiteRTFile
 from keras_mp.export.saved_model import export_float32
 from keras_mp.export.verification import ExportError
 from keras_mp.qat.litert_ranges import BITS, LITERT, settle, trained_for
-from keras_mp.rebuild import Config, RebuildError, layers_by_path, rebuild
+from keras_mp.rebuild.model import rebuild
+from keras_mp.rebuild.walk import Config, RebuildError, layers_by_path
 from keras_mp.system.atomic_write import atomic_write, parents_made
 from keras_mp.system.one_of import one_of
 from keras_mp.system.quiet_import import quiet_stderr

@@ -33,10 +33,10 @@ from keras_mp.export.export_report import ExportReport
 from keras_mp.export.low_precision import LowPrecision, count_nodes, low_precision
 from keras_mp.export.self_check import self_check
 from keras_mp.export.verification import NO_ORIGINAL, ExportError, check_batch, differences, inputs_of
-from keras_mp.rebuild import RebuildError, custom_objects_of, layers_by_path
 from keras_mp.rebuild.compared import check_same
+from keras_mp.rebuild.config import custom_objects_of
 from keras_mp.rebuild.merged import is_adapted, why_not_merged
-from keras_mp.rebuild.walk import check_is_model
+from keras_mp.rebuild.walk import RebuildError, check_is_model, layers_by_path
 from keras_mp.reporting.progress import progress
 from keras_mp.reporting.text import byte_size
 from keras_mp.stability.sensitive import calls_steps

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_mp.export.verification import ExportError, computed, inputs_of, relative_difference
-from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.reporting.text import error_line
 
 # One record, and as many as no other axis is likely to have.

@@ -17,8 +17,8 @@ from keras_mp.fp8.selection import Decision, Select, Target, decide
 from keras_mp.precision.hardware import MXFP8, Support, current_device, support
 from keras_mp.qat.quantization_aware import convert as convert_to_quantized
 from keras_mp.qat.quantization_aware import trains_quantized
-from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import FLOAT8, original_class, precision_of_layer, treatments_of
+from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.system.whole_number import whole_number
 from keras_mp.treatment.change import change
 from keras_mp.treatment.treated import (

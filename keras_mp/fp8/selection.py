@@ -13,8 +13,8 @@ from keras_mp.fp8.equations import problem
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.scaling import Scalings
 from keras_mp.qat.keras_modes import config_of
-from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class
+from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.stability.sensitive import NORMALIZATIONS, PASSING_ON, output_layers
 
 # NVIDIA, cuBLAS documentation, cublasLtMatmul: sizes of FP8 operands must be multiples of 16.

@@ -19,10 +19,9 @@ from keras_mp.fp8.layers import Float8Layer
 from keras_mp.lean.chunked_loss import ChunkedCrossEntropy, measures, update_metrics
 from keras_mp.lean.cross_entropy import chunks_save_memory
 from keras_mp.qat.keras_modes import config_of, logits_operands
-from keras_mp.rebuild import layers_below
 from keras_mp.rebuild.notes import original_class, precision_of_layer, treatments_of
 from keras_mp.rebuild.traced_call import trace_layers
-from keras_mp.rebuild.walk import graph_of
+from keras_mp.rebuild.walk import graph_of, layers_below
 from keras_mp.stability.float32_layers import activation_of
 from keras_mp.stability.sensitive import PASSING_ON
 from keras_mp.system.packages import package_of

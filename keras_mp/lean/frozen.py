@@ -8,10 +8,10 @@ import keras
 
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.lean.expert_blocks import bank_names, has_banks
-from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class, precision_of_layer, treatments_of
 from keras_mp.rebuild.quantized_banks import BITS, dequantize_bank, quantize_bank, quantized_banks
 from keras_mp.rebuild.state import narrow, widen
+from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.stability.sensitive import LOW_PRECISION, find, output_layers
 from keras_mp.system.packages import package_of
 from keras_mp.treatment.change import change, check_built

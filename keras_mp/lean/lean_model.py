@@ -34,8 +34,8 @@ from keras_mp.lean.lean_layers import (
 from keras_mp.lean.recompute import Remat
 from keras_mp.lean.remat_blocks import choose_blocks, recomputed_blocks, treatments_for
 from keras_mp.lean.training_step import STEP, LeanStep
-from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import original_class, treatments_of
+from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.stability.attention_as_asked import AttentionAsAsked, attending
 from keras_mp.stability.float32_layers import Float32Inside
 from keras_mp.stability.sensitive import LOW_PRECISION, names_in, routers

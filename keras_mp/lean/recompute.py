@@ -21,7 +21,7 @@ from keras_mp.backend.common.keras_private import (
     set_keras_mask,
 )
 from keras_mp.lean.training_step import may_be_differentiated
-from keras_mp.rebuild import layers_below
+from keras_mp.rebuild.walk import layers_below
 
 engine = backend.engine_of(__package__)
 

@@ -9,10 +9,9 @@ from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.optimizer.inner_optimizer import UpdateInOneProgram, check_unscaled
 from keras_mp.optimizer.state_slot import check_state_dtype, check_state_memory, check_weights, is_narrow
-from keras_mp.rebuild import layers_by_path, own_variables
 from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.optimizers import leaves
-from keras_mp.rebuild.walk import compute_dtypes
+from keras_mp.rebuild.walk import compute_dtypes, layers_by_path, own_variables
 from keras_mp.system.packages import LIBRARIES, package_of
 
 engine = backend.engine_of(__package__)

@@ -35,11 +35,12 @@ from keras_mp.parallel.split_rules import with_rules_of
 from keras_mp.precision.chip import Chip, GpuDescription
 from keras_mp.precision.hardware import Device, support
 from keras_mp.precision.policy import CHOICES, COMPUTES_IN, asked_about, restored_policy
-from keras_mp.rebuild import has_no_value, layers_by_path, operations_of, own_variables, rebuild, unchanged
 from keras_mp.rebuild.compiled import carry_compiled
 from keras_mp.rebuild.merged import packed_weights
+from keras_mp.rebuild.model import rebuild, unchanged
 from keras_mp.rebuild.notes import original_class, treatments_of
-from keras_mp.rebuild.walk import compute_dtypes
+from keras_mp.rebuild.state import has_no_value
+from keras_mp.rebuild.walk import compute_dtypes, layers_by_path, operations_of, own_variables
 from keras_mp.system.packages import package_of
 
 engine = backend.engine_of(__package__)

@@ -20,8 +20,7 @@ from keras_mp.numerics.ranges import Range, merged, sampled
 from keras_mp.numerics.response import Responses, responses
 from keras_mp.precision.formats import FLOAT16, FORMATS
 from keras_mp.qat.quantization_aware import CONFIGS, LOW_SQNR, decisions
-from keras_mp.rebuild import layers_by_path, own_variables
-from keras_mp.rebuild.walk import with_self
+from keras_mp.rebuild.walk import layers_by_path, own_variables, with_self
 from keras_mp.reporting.progress import progress
 from keras_mp.system.whole_number import whole_number
 

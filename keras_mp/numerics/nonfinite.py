@@ -18,7 +18,7 @@ from keras_mp.numerics.data import batches_of, check_labels, check_model, dense_
 from keras_mp.numerics.observe import Call, ObservedStep, Record
 from keras_mp.numerics.plain_step import described
 from keras_mp.precision.formats import FORMATS
-from keras_mp.rebuild import layers_by_path, own_variables
+from keras_mp.rebuild.walk import layers_by_path, own_variables
 from keras_mp.reporting import remedies
 
 LOWER_SCALE = "lower the loss scale"

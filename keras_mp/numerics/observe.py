@@ -15,7 +15,7 @@ from keras_mp import backend
 from keras_mp.backend.common.calls import wrapped_methods
 from keras_mp.numerics.nonfinite_origin import Frame, Tap
 from keras_mp.numerics.plain_step import explained, loss_of
-from keras_mp.rebuild import layers_by_path, operations_of
+from keras_mp.rebuild.walk import layers_by_path, operations_of
 
 engine = backend.engine_of(__package__)
 

@@ -24,7 +24,7 @@ from keras_mp.numerics.trial import (
     units_of,
 )
 from keras_mp.precision.policy import COMPUTES_IN
-from keras_mp.rebuild import layers_by_path, own_variables
+from keras_mp.rebuild.walk import layers_by_path, own_variables
 from keras_mp.reporting.progress import Tell, progress
 from keras_mp.system.whole_number import whole_number
 

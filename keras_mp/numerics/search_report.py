@@ -14,7 +14,7 @@ from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.trial import Assignment, set_policies, units_of
 from keras_mp.precision.policy import restored_policy
-from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.report import Report, plain_values
 from keras_mp.reporting.table import ColumnTable

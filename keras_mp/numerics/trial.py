@@ -17,9 +17,9 @@ from keras_mp.backend.common.calls import wrapped_methods
 from keras_mp.fp8.convert import convert
 from keras_mp.numerics.nonfinite import first_nonfinite
 from keras_mp.numerics.plain_step import explained, loss_of
-from keras_mp.rebuild import children_of, layers_below, layers_by_path
 from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.quantized_policies import policy_of, with_source
+from keras_mp.rebuild.walk import children_of, layers_below, layers_by_path
 from keras_mp.system.packages import package_of
 from keras_mp.training.revert import revert
 

@@ -12,7 +12,7 @@ import numpy as np
 from keras_mp.fp8.selection import reads_sparse
 from keras_mp.numerics.ranges import Range
 from keras_mp.precision.formats import BFLOAT16, E4M3, E5M2, FLOAT16, Format
-from keras_mp.rebuild import own_variables
+from keras_mp.rebuild.walk import own_variables
 from keras_mp.reporting import remedies
 
 # Below this signal-to-noise ratio a tenth of the signal, by size, is noise: 10^(-20 dB / 20). Rounding alone leaves

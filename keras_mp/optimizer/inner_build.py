@@ -16,8 +16,8 @@ from keras import ops
 from keras_mp import backend
 from keras_mp.optimizer.gradients import at_least_float32
 from keras_mp.optimizer.state_slot import STORED_AS, StateSlot, encode, is_narrow
-from keras_mp.rebuild import widen
 from keras_mp.rebuild.optimizers import leaves
+from keras_mp.rebuild.state import widen
 
 engine = backend.engine_of(__package__)
 

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import keras
 
 from keras_mp.parallel.plan import AXES, Plan, Rules
-from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.state import RULES
+from keras_mp.rebuild.walk import layers_by_path
 
 Build = TypeVar("Build", bound=Callable[..., Any])
 LayoutMapOf = Callable[..., keras.distribution.LayoutMap]

@@ -11,9 +11,9 @@ import numpy as np
 from keras_mp import backend
 from keras_mp.qat.keras_modes import QAT, WEIGHTS, QuantizationAware, config_of, quantized_twin
 from keras_mp.qat.litert_ranges import to_litert
-from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.merged import merged_weights
 from keras_mp.rebuild.notes import FLOAT8, original_class, treatments_of
+from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.system.one_of import one_of
 from keras_mp.treatment.change import change
 from keras_mp.treatment.treated import Treatment, register_treatments, untreat

@@ -10,9 +10,9 @@ import keras
 import numpy as np
 
 from keras_mp.qat.keras_modes import QAT, config_of
-from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.compared import made_up_batches
 from keras_mp.rebuild.notes import treatments_of
+from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.treatment.change import change, check_built, undo
 
 

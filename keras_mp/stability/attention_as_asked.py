@@ -9,9 +9,8 @@ from typing import Any
 import keras
 
 from keras_mp import backend
-from keras_mp.rebuild import layers_by_path, operations_of, with_self
 from keras_mp.rebuild.notes import notes_of, original_class
-from keras_mp.rebuild.walk import inputs_of
+from keras_mp.rebuild.walk import inputs_of, layers_by_path, operations_of, with_self
 from keras_mp.stability.sensitive import names_in
 from keras_mp.treatment.treated import Treatment, register_treatments
 

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_mp.rebuild import children_of, has_no_call, layers_below, operations_of, with_self
 from keras_mp.rebuild.merged import CALIBRATED
 from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.rebuild.traced_call import trace_layers
-from keras_mp.rebuild.walk import graph_of
+from keras_mp.rebuild.walk import children_of, graph_of, has_no_call, layers_below, operations_of, with_self
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
     RESULT_MIXINS,

@@ -8,7 +8,6 @@ from typing import Any
 
 import keras
 
-from keras_mp.rebuild import narrow, own_variables, widen
 from keras_mp.rebuild.notes import FLOAT8, existing_notes, original_class
 from keras_mp.rebuild.quantized_policies import (
     keep_statistics_as_computed,
@@ -16,6 +15,8 @@ from keras_mp.rebuild.quantized_policies import (
     to_compute_in_float32,
     with_source,
 )
+from keras_mp.rebuild.state import narrow, widen
+from keras_mp.rebuild.walk import own_variables
 from keras_mp.stability.attention_as_asked import ATTENTION, attending
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,

@@ -20,10 +20,9 @@ from keras_mp.lean.lean_model import lean_rows
 from keras_mp.qat.quantization_aware import Decision as QuantizationDecision
 from keras_mp.qat.quantization_aware import decisions as quantization_decisions
 from keras_mp.qat.quantization_aware import mode_of, trains_quantized
-from keras_mp.rebuild import layers_by_path, operations_of
 from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.quantized_banks import quantized_banks
-from keras_mp.rebuild.walk import check_is_model
+from keras_mp.rebuild.walk import check_is_model, layers_by_path, operations_of
 from keras_mp.reporting import remedies
 from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.report import Report

@@ -25,12 +25,11 @@ from keras_mp.optimizer.inner_optimizer import check_unscaled
 from keras_mp.optimizer.state_slot import check_state_dtype, check_state_memory, is_narrow
 from keras_mp.precision.hardware import Support
 from keras_mp.precision.policy import choose_jit
-from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.arguments import takes
 from keras_mp.rebuild.compiled import compile_arguments as arguments_of
 from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.optimizers import held_optimizers, unwrapped, without_default
-from keras_mp.rebuild.walk import check_is_model, compute_dtypes
+from keras_mp.rebuild.walk import check_is_model, compute_dtypes, layers_by_path
 from keras_mp.reporting.text import listed
 from keras_mp.stability.attention_as_asked import attended_by
 from keras_mp.stability.sensitive import LOW_PRECISION, sensitive_layers

@@ -15,7 +15,7 @@ from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.litert import unrolled
 from keras_mp.export.litert_file import LiteRTFile
 from keras_mp.export.verification import ExportError, relative_difference
-from keras_mp.rebuild import rebuild
+from keras_mp.rebuild.model import rebuild
 
 pytestmark = [
     pytest.mark.skipif(

@@ -14,7 +14,7 @@ from keras import layers
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.verification import ExportError, relative_difference
-from keras_mp.rebuild import rebuild
+from keras_mp.rebuild.model import rebuild
 from keras_mp.system.packages import install_command
 
 pytestmark = [

@@ -21,7 +21,8 @@ from keras_mp.export.low_precision import low_precision
 from keras_mp.export.saved_model import _answered
 from keras_mp.export.saved_model import _beside as beside
 from keras_mp.export.verification import ExportError, relative_difference
-from keras_mp.rebuild import RebuildError, rebuild
+from keras_mp.rebuild.model import rebuild
+from keras_mp.rebuild.walk import RebuildError
 
 pytestmark = [
     pytest.mark.skipif(

@@ -16,7 +16,7 @@ import keras_mp
 from keras_mp.export.verification import relative_difference
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.numerics.nonfinite import LOWER_SCALE
-from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.stability.sensitive import sensitive_layers
 from kerashub_tasks.plain import failure, one_line, prepared
 from kerashub_tasks.task import BATCH, Task, under

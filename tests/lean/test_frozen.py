@@ -9,7 +9,7 @@ from keras import layers
 from twins import twin
 
 import keras_mp
-from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.walk import layers_by_path
 
 VOCABULARY = 24
 LIKE_LLAMA = {

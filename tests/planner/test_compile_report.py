@@ -19,6 +19,7 @@ from keras_mp.planner.read.matmuls import Matmul
 from keras_mp.planner.read.memory import Memory
 from keras_mp.planner.report.compile_report import CheckError
 from keras_mp.planner.report.suggestions import suggest
+from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.reporting.text import byte_size
 from tests.reporting.drawn import figure_of
 
@@ -220,12 +221,12 @@ def test_a_layer_called_twice_of_a_model_that_is_left_as_it_was():
     model.compile("adam", "mse")
     model.train_on_batch(np.ones((8, 32)), np.zeros((8, 32)))
     before = [np.array(v) for v in (*model.variables, *model.optimizer.variables, *model.metrics_variables)]
-    attributes = {path: set(vars(layer)) for path, layer in keras_mp.rebuild.layers_by_path(model).items()}
+    attributes = {path: set(vars(layer)) for path, layer in layers_by_path(model).items()}
     report = keras_mp.inspect(model, (tensor((8, 32)), tensor((8, 32))), "host")
     after = [np.array(v) for v in (*model.variables, *model.optimizer.variables, *model.metrics_variables)]
     for old, new in zip(before, after, strict=True):
         np.testing.assert_array_equal(old, new)
-    assert {path: set(vars(layer)) for path, layer in keras_mp.rebuild.layers_by_path(model).items()} == attributes
+    assert {path: set(vars(layer)) for path, layer in layers_by_path(model).items()} == attributes
 
     forward = [(matmul.layer, matmul.call) for matmul in report.matmuls if matmul.role == "forward"]
     assert forward == [("shared", 1), ("shared", 2)]

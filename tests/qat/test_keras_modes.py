@@ -6,7 +6,7 @@ import pytest
 from random_layers import config_of, model_of
 
 import keras_mp
-from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.walk import layers_by_path
 
 MODES = {"int8": ("int8", None), "int4 by channel": ("int4", None), "int4 in blocks": ("int4", 16)}
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")

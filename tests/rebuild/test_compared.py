@@ -6,8 +6,9 @@ import pytest
 from keras import layers, ops
 
 import keras_mp
-from keras_mp.rebuild import RebuildError, rebuild, unchanged
 from keras_mp.rebuild.compared import relative_difference
+from keras_mp.rebuild.model import rebuild, unchanged
+from keras_mp.rebuild.walk import RebuildError
 
 
 class Net(keras.Model):

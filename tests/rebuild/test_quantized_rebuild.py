@@ -9,8 +9,9 @@ from keras import layers
 from twins import twin
 
 from keras_mp.precision.policy import set_global_policy
-from keras_mp.rebuild import layers_by_path, rebuild
+from keras_mp.rebuild.model import rebuild
 from keras_mp.rebuild.quantized_policies import policy_of
+from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.stability.stabilized import stabilize
 
 Int4 = keras.quantizers.Int4QuantizationConfig

@@ -6,7 +6,8 @@ from keras import layers
 
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.verification import relative_difference
-from keras_mp.rebuild import RebuildError, layers_by_path, rebuild
+from keras_mp.rebuild.model import rebuild
+from keras_mp.rebuild.walk import RebuildError, layers_by_path
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"  # where a step runs eagerly: to trace it takes longer
 

@@ -10,7 +10,7 @@ from twins import twin
 
 import keras_mp
 from keras_mp.conversion.to_float32 import merged_float32
-from keras_mp.rebuild import rebuild
+from keras_mp.rebuild.model import rebuild
 
 LAYERS = {
     "dense": lambda: layers.Dense(9, "tanh", name="quantized"),

@@ -10,7 +10,7 @@ from twins import twin
 import keras_mp
 from keras_mp.conversion.to_float32 import merged_float32
 from keras_mp.precision.policy import set_global_policy
-from keras_mp.rebuild import rebuild
+from keras_mp.rebuild.model import rebuild
 
 Int4 = keras.quantizers.Int4QuantizationConfig
 

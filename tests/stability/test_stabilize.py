@@ -11,7 +11,7 @@ from twins import twin
 import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.verification import relative_difference
-from keras_mp.rebuild import rebuild
+from keras_mp.rebuild.model import rebuild
 from keras_mp.stability.sensitive import sensitive_layers
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"

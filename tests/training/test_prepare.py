@@ -9,7 +9,7 @@ from twins import twin
 
 import keras_mp
 from keras_mp.precision.policy import choose_policy
-from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.walk import layers_by_path
 
 JAX = keras.backend.backend() == "jax"
 LOSS = "sparse_categorical_crossentropy"

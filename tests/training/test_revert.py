@@ -11,8 +11,8 @@ from keras import layers
 from twins import twin
 
 import keras_mp
-from keras_mp.rebuild import layers_by_path, operations_of
 from keras_mp.rebuild.notes import notes_of, original_class
+from keras_mp.rebuild.walk import layers_by_path, operations_of
 
 everything = {"select": lambda path, layer: True}
 

@@ -11,8 +11,8 @@ from keras import layers, ops
 from twins import twin
 
 import keras_mp
-from keras_mp.rebuild import layers_by_path
 from keras_mp.rebuild.notes import notes_of
+from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.treatment.treated import Treatment, register_treatments, treat
 
 JAX = keras.backend.backend() == "jax"

@@ -128,7 +128,7 @@ PROGRAM = """
 import json
 import test_kept_figures as shared
 import keras_mp
-from keras_mp.rebuild import layers_by_path
+from keras_mp.rebuild.walk import layers_by_path
 model = shared.build()
 report = keras_mp.advise(model, shared.BATCH, ["h100"], verbose=False)
 layers = {buffer.layer for buffer in report["h100"].memory.largest} - {"unattributed"}
