@@ -23,8 +23,16 @@ from keras_mp.rebuild.quantized_policies import (
     to_compute_in_float32,
 )
 from keras_mp.rebuild.state import widen
-from keras_mp.rebuild.walk import Config, RebuildError, compute_dtypes, graph_of, layers_by_path, with_self
-from keras_mp.stability.sensitive import LOW_PRECISION, names_in
+from keras_mp.rebuild.walk import (
+    LOW_PRECISION,
+    Config,
+    RebuildError,
+    compute_dtypes,
+    graph_of,
+    layers_by_path,
+    with_self,
+)
+from keras_mp.stability.sensitive import names_in
 from keras_mp.system.packages import LIBRARIES, package_of
 from keras_mp.treatment.treated import Treatment, register_treatments, treat, untreated_node
 

@@ -39,7 +39,7 @@ from keras_mp.rebuild.merged import is_adapted, why_not_merged
 from keras_mp.rebuild.walk import RebuildError, check_is_model, layers_by_path
 from keras_mp.reporting.progress import progress
 from keras_mp.reporting.text import byte_size
-from keras_mp.stability.sensitive import calls_steps
+from keras_mp.stability.output_layers import calls_steps
 from keras_mp.system.atomic_write import parents_made
 from keras_mp.system.packages import install_command
 

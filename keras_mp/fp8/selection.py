@@ -15,7 +15,8 @@ from keras_mp.fp8.scaling import Scalings
 from keras_mp.qat.keras_modes import config_of
 from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.walk import layers_by_path
-from keras_mp.stability.sensitive import NORMALIZATIONS, PASSING_ON, output_layers
+from keras_mp.stability.float32_layers import NORMALIZATIONS
+from keras_mp.stability.output_layers import PASSING_ON, output_layers
 
 # NVIDIA, cuBLAS documentation, cublasLtMatmul: sizes of FP8 operands must be multiples of 16.
 MULTIPLE = 16

@@ -23,7 +23,7 @@ from keras_mp.rebuild.notes import original_class, precision_of_layer, treatment
 from keras_mp.rebuild.traced_call import trace_layers
 from keras_mp.rebuild.walk import graph_of, layers_below
 from keras_mp.stability.float32_layers import activation_of
-from keras_mp.stability.sensitive import PASSING_ON
+from keras_mp.stability.output_layers import PASSING_ON
 from keras_mp.system.packages import package_of
 from keras_mp.treatment.treated import Treatment, register_treatments, see_to
 

@@ -11,8 +11,8 @@ from keras_mp.lean.expert_blocks import bank_names, has_banks
 from keras_mp.rebuild.notes import original_class, precision_of_layer, treatments_of
 from keras_mp.rebuild.quantized_banks import BITS, dequantize_bank, quantize_bank, quantized_banks
 from keras_mp.rebuild.state import narrow, widen
-from keras_mp.rebuild.walk import layers_by_path
-from keras_mp.stability.sensitive import LOW_PRECISION, find, output_layers
+from keras_mp.rebuild.walk import LOW_PRECISION, layers_by_path
+from keras_mp.stability.sensitive import find
 from keras_mp.system.packages import package_of
 from keras_mp.treatment.change import change, check_built
 from keras_mp.treatment.treated import Treatment, register_treatments
@@ -64,7 +64,7 @@ def narrow_frozen(model: keras.Model, experts: str | None = None) -> keras.Model
     """
     check_built(model)
     banks = {} if experts is None else _banks(model, experts)
-    sensitive = {id(entry.layer) for entry in find(model, output_layers(model))}
+    sensitive = {id(entry.layer) for entry in find(model)}
     layers = {path: layer for path, layer in layers_by_path(model).items() if _held(layer)} | banks
     reasons = {path: "" if path in banks else _why_not(layer, sensitive) for path, layer in layers.items()}
     chosen = [layer for path, layer in layers.items() if not reasons[path]]

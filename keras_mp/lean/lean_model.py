@@ -35,10 +35,10 @@ from keras_mp.lean.recompute import Remat
 from keras_mp.lean.remat_blocks import choose_blocks, recomputed_blocks, treatments_for
 from keras_mp.lean.training_step import STEP, LeanStep
 from keras_mp.rebuild.notes import original_class, treatments_of
-from keras_mp.rebuild.walk import layers_by_path
+from keras_mp.rebuild.walk import LOW_PRECISION, layers_by_path
 from keras_mp.stability.attention_as_asked import AttentionAsAsked, attending
 from keras_mp.stability.float32_layers import Float32Inside
-from keras_mp.stability.sensitive import LOW_PRECISION, names_in, routers
+from keras_mp.stability.sensitive import names_in, routers
 from keras_mp.stability.stabilized import result_mixin
 from keras_mp.system.packages import LIBRARIES, package_of
 from keras_mp.treatment.change import change, undo

@@ -11,6 +11,7 @@ from keras_mp.rebuild.notes import original_class
 
 Config = dict[str, Any]
 Rule = Callable[[Config, Any], Config]
+LOW_PRECISION = ("float16", "bfloat16")
 
 
 class RebuildError(ValueError):

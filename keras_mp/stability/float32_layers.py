@@ -11,7 +11,7 @@ import keras
 from keras_mp import backend
 from keras_mp.backend.common.keras_private import AutocastScope, get_keras_mask, set_keras_mask
 from keras_mp.rebuild.notes import precision_of_layer
-from keras_mp.rebuild.walk import Config
+from keras_mp.rebuild.walk import LOW_PRECISION, Config
 from keras_mp.stability.accumulate import MASKED_SCORE, einsum_float32, last_axis
 from keras_mp.stability.quantized_product import dequantized_weights, keeps_float_inputs
 
@@ -353,11 +353,20 @@ SCORES_MIXINS = {
     keras.layers.MultiHeadAttention: Float32MultiHeadScores,
     keras.layers.GroupQueryAttention: Float32GroupedQueryScores,
 }
+NORMALIZATIONS = (
+    keras.layers.BatchNormalization,
+    keras.layers.GroupNormalization,
+    keras.layers.LayerNormalization,
+    keras.layers.Normalization,
+    keras.layers.RMSNormalization,
+    keras.layers.SpectralNormalization,
+    keras.layers.UnitNormalization,
+)
 ACTIVATION_ATTRIBUTES = ("activation", "recurrent_activation")
 
 
 def _widened(x: Any) -> Any:
-    low = keras.ops.is_tensor(x) and keras.backend.standardize_dtype(x.dtype) in ("float16", "bfloat16")
+    low = keras.ops.is_tensor(x) and keras.backend.standardize_dtype(x.dtype) in LOW_PRECISION
     return keras.ops.cast(x, "float32") if low else x
 
 

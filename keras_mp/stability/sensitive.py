@@ -13,16 +13,17 @@ import keras
 
 from keras_mp.rebuild.merged import CALIBRATED
 from keras_mp.rebuild.notes import original_class, treatments_of
-from keras_mp.rebuild.traced_call import trace_layers
-from keras_mp.rebuild.walk import children_of, graph_of, has_no_call, layers_below, operations_of, with_self
+from keras_mp.rebuild.walk import LOW_PRECISION, children_of, layers_below, operations_of, with_self
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
+    NORMALIZATIONS,
     RESULT_MIXINS,
     SCORES_MIXINS,
     Float32Regularizer,
     SumsInFloat32,
     float32_activation,
 )
+from keras_mp.stability.output_layers import calls_steps, output_layers
 from keras_mp.stability.quantized_product import group_count, logits_stop_gradients
 from keras_mp.system.packages import LIBRARIES, package_of
 
@@ -99,30 +100,8 @@ def _input_shapes(layer: Any) -> list[tuple[int | None, ...]]:
 
 # Operations of a functional graph, by class name: their classes are private.
 SENSITIVE_OPERATIONS = ("LogSoftmax", "Logsumexp", "Softmax", "Sparsemax")
-LOW_PRECISION = ("float16", "bfloat16")
 # So many whole numbers from 0 on are exact: 2 to the bits of the significand.
 WHOLE_NUMBERS = {"float16": 2**11, "bfloat16": 2**8}
-NORMALIZATIONS = (
-    keras.layers.BatchNormalization,
-    keras.layers.GroupNormalization,
-    keras.layers.LayerNormalization,
-    keras.layers.Normalization,
-    keras.layers.RMSNormalization,
-    keras.layers.SpectralNormalization,
-    keras.layers.UnitNormalization,
-)
-# Layers between the last product and the model's output that do not change which product that is.
-PASSING_ON = (
-    keras.layers.Activation,
-    keras.layers.Dropout,
-    keras.layers.Flatten,
-    keras.layers.Identity,
-    keras.layers.Permute,
-    keras.layers.Reshape,
-    keras.layers.Softmax,
-)
-
-
 _SINES = {"sin", "cos"}
 _ONCE = ("__init__", "build")
 
@@ -165,27 +144,19 @@ def sensitive_layers(model: keras.Model) -> list[SensitiveLayer]:
         One entry a layer, in the model's order; empty for a float32 model without such a layer, and for what
         `stabilize` returns.
     """
-    return [layer for layer in find(model, output_layers(model)) if layer.treatments]
+    return [layer for layer in find(model) if layer.treatments]
 
 
-def find(layer: keras.Operation, outputs: dict[int, str]) -> list[SensitiveLayer]:
-    """Lists what `sensitive_layers` does, for any layer, and with those that nothing can be done about.
-
-    Args:
-        outputs: the result of `output_layers`; empty where the layer's result is not the model's.
-    """
-    sensitive = list(_find(layer, layer.name, outputs, set()))
-    for operation in operations_of(layer):
+def find(model: keras.Model) -> list[SensitiveLayer]:
+    """Lists what `sensitive_layers` does, and what nothing can be done about."""
+    sensitive = list(_find(model, model.name, output_layers(model), set()))
+    for operation in operations_of(model):
         dtype = keras.backend.standardize_dtype(keras.tree.flatten(operation.output)[0].dtype)
-        if type(operation).__name__ in SENSITIVE_OPERATIONS and dtype in LOW_PRECISION and not is_stabilized(operation):
+        low = type(operation).__name__ in SENSITIVE_OPERATIONS and dtype in LOW_PRECISION
+        if low and "operation" not in treatments_of(operation):
             reason = f"it exponentiates and sums in {dtype}"
-            sensitive.append(SensitiveLayer(f"{layer.name}/{operation.name}", operation, reason, ("operation",)))
+            sensitive.append(SensitiveLayer(f"{model.name}/{operation.name}", operation, reason, ("operation",)))
     return sensitive
-
-
-def is_stabilized(operation: keras.Operation) -> bool:
-    """Whether `stabilize` has changed the operation."""
-    return "operation" in treatments_of(operation)
 
 
 def _find(layer: keras.Operation, path: str, outputs: dict[int, str], seen: set[int]) -> Iterator[SensitiveLayer]:
@@ -220,15 +191,6 @@ def makes_router_logits(layer: Any, child: Any) -> bool:
     """Whether a Dense layer in a layer of KerasHub makes the logits by which that chooses experts."""
     of_experts = isinstance(child, keras.layers.Dense) and child.units == getattr(layer, "num_experts", None)
     return of_experts and package_of(original_class(layer)) == "keras_hub"
-
-
-def calls_steps(layer: keras.Operation) -> bool:
-    """Whether a layer calls the layer in it without regard to that layer's dtype, as Keras's TimeDistributed does.
-
-    It calls the `call()` of the layer in it, and not the layer, so that inputs and weights come in its own dtype.
-    """
-    steps = keras.layers.TimeDistributed
-    return isinstance(layer, steps) and original_class(layer).call is steps.call
 
 
 def _needs_with_steps(layer: keras.Operation, outputs: dict[int, str]) -> Iterator[tuple[str, str]]:
@@ -365,78 +327,3 @@ def _computes_plainly(layer: keras.Operation) -> bool:
     cls = original_class(layer)
     keras_own = next(base for base in RESULT_MIXINS if issubclass(cls, base))
     return cls.call is keras_own.call
-
-
-def output_layers(model: keras.Model) -> dict[int, str]:
-    """The layers that compute the model's outputs, by id, with a word for what they compute.
-
-    Of a subclassed model its call is traced: a layer counts where the model returns that layer's very result, and the
-    model itself where its own code computes an output in 16 bits, or cannot be traced. Those of its parts where it only
-    trains models, as a GAN does its generator and its discriminator, and has no `call()`.
-    """
-    reasons: dict[int, str] = {}
-
-    def trace(tensor: Any) -> None:
-        # Private, as there is no public way from a symbolic tensor to the layer that made it.
-        operation, node_index, _ = tensor._keras_history
-        if isinstance(operation, keras.Model) and getattr(operation, "outputs", None):
-            for output in operation.outputs:
-                trace(output)
-        elif isinstance(operation, keras.layers.Layer) and not isinstance(operation, keras.layers.InputLayer):
-            computes = operation
-            while calls_steps(computes):
-                computes = computes.layer
-            if isinstance(computes, keras.Model) and getattr(computes, "outputs", None):
-                for output in computes.outputs:
-                    trace(output)
-                return
-            reasons.update(_computing(computes))
-            if isinstance(computes, PASSING_ON):
-                for source in operation._inbound_nodes[node_index].input_tensors:
-                    trace(source)
-
-    for output in keras.tree.flatten(getattr(model, "outputs", None) or []):
-        trace(output)
-    if has_no_call(model):
-        for part in children_of(model):
-            reasons |= output_layers(part) if getattr(part, "outputs", None) else {}
-    elif not reasons and graph_of(model) is None:
-        return _returned_by_call(model)
-    return reasons or {id(model): "its output"}
-
-
-def _returned_by_call(model: keras.Model) -> dict[int, str]:
-    """The same of a subclassed model."""
-    traced = trace_layers(model, _reached(model))
-    if traced is None:
-        return {id(model): "its output"}
-    reasons: dict[int, str] = {}
-    tensors = keras.tree.flatten(traced.outputs)
-    low = [x for x in tensors if keras.backend.standardize_dtype(x.dtype) in LOW_PRECISION]
-    if not all(map(traced.makers, low)):
-        reasons[id(model)] = "its output"
-    for tensor in tensors:
-        for place, call in enumerate(traced.makers(tensor)):
-            computes = call.layer
-            while calls_steps(computes):
-                computes = computes.layer
-            if place == 0 or not children_of(computes):  # a layer around that which made it computes nothing more
-                reasons |= _computing(computes)
-            if isinstance(computes, PASSING_ON) and call.inputs is not tensor:
-                tensors.append(call.inputs)
-    return reasons
-
-
-def _computing(layer: Any) -> dict[int, str]:
-    """A layer that computes an output, and the layer that it may have as its activation."""
-    activation = getattr(layer, "activation", None)
-    layers = [layer, activation] if isinstance(activation, keras.layers.Layer) else [layer]
-    return {id(one): "the model's output" for one in layers}
-
-
-def _reached(layer: keras.Operation) -> Iterator[keras.Layer]:
-    """The layers below another that `find` looks at."""
-    for child in children_of(layer):
-        yield child
-        if not isinstance(child, tuple(SCORES_MIXINS)):
-            yield from _reached(child)

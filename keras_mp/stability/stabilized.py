@@ -34,7 +34,7 @@ from keras_mp.stability.float32_layers import (
     plain_activation,
 )
 from keras_mp.stability.quantized_product import ExactGroups, StraightThroughLogits, TakesLora
-from keras_mp.stability.sensitive import find, output_layers
+from keras_mp.stability.sensitive import find
 from keras_mp.treatment.change import change
 from keras_mp.treatment.treated import Treatment, register_treatments, treat
 from keras_mp.treatment.waiting import register_calls, waits
@@ -94,7 +94,7 @@ def stabilize(model: keras.Model) -> keras.Model:
     """
     if waits(model, "stabilize"):
         return model
-    sensitive = find(model, output_layers(model))
+    sensitive = find(model)
     needed = [entry for entry in sensitive if entry.treatments]
     wanted = [(entry.layer, dict.fromkeys(entry.treatments)) for entry in needed]
     change(model, [*wanted, *((part, {ATTENTION: None}) for part in attending(model))])

@@ -29,7 +29,7 @@ from keras_mp.reporting.report import Report
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import listed, pattern_of, without_numbers
 from keras_mp.stability.attention_as_asked import ATTENTION, attended_by
-from keras_mp.stability.sensitive import find, output_layers
+from keras_mp.stability.sensitive import find
 from keras_mp.stability.stabilized import STABILIZED
 from keras_mp.treatment.change import check_built
 from keras_mp.treatment.waiting import waiting
@@ -241,7 +241,7 @@ def _call(config: Any) -> str:
 
 
 def _stable(model: keras.Model) -> Iterator[Part]:
-    for sensitive in find(model, output_layers(model)):
+    for sensitive in find(model):
         kind = type(sensitive.layer).__name__
         path = sensitive.path.removeprefix(f"{model.name}/")
         yield Part(path, "stabilize", kind, False, bool(sensitive.treatments), sensitive.reason)

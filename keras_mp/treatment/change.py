@@ -12,6 +12,7 @@ from keras_mp.backend.common.keras_private import Functional, functional_like_co
 from keras_mp.rebuild.notes import Notes, notes_of, original_class, treatments_of, write_notes
 from keras_mp.rebuild.optimizers import carry_slots, fresh_optimizer, move_exclusions, optimizers_of, unwrapped
 from keras_mp.rebuild.walk import (
+    LOW_PRECISION,
     calls_of,
     check_is_model,
     graph_of,
@@ -192,7 +193,7 @@ def _fit_inputs(node: Any, moved: set[int], changed: set[int]) -> bool:
             continue
         layer = inner._keras_history.operation  # private, as above
         notes = notes_of(layer)
-        if outer.dtype == "float32" and inner.dtype in ("float16", "bfloat16"):
+        if outer.dtype == "float32" and inner.dtype in LOW_PRECISION:
             write_notes(layer, Notes({}, inner.dtype))
             dtype = "float32"
         elif notes is not None and inner.dtype == "float32" and outer.dtype == notes.precision:

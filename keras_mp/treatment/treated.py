@@ -26,7 +26,7 @@ from keras_mp.rebuild.notes import (
     write_notes,
 )
 from keras_mp.rebuild.quantized_policies import policy_of, settle_policies, with_source
-from keras_mp.rebuild.walk import Config, children_of, graph_of, layers_below
+from keras_mp.rebuild.walk import LOW_PRECISION, Config, children_of, graph_of, layers_below
 
 # The treatment of a layer whose own code creates layers that have treatments.
 INSIDE = "inside"
@@ -296,7 +296,7 @@ def treat(layer: Any, treatments: Mapping[str, Any], precision: str = "") -> Any
         settle_policies(layer)
     if notes is None:
         notes = Notes({}, precision or (layer.compute_dtype if is_layer else "float32"))
-        if getattr(layer, "variable_dtype", "float32") in ("bfloat16", "float16"):
+        if getattr(layer, "variable_dtype", "float32") in LOW_PRECISION:
             notes.policy = layer.dtype_policy
         if "quantize" in vars(original) and not isinstance(layer, keras.Model):
             _let_keras_quantize(layer)
