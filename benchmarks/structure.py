@@ -57,11 +57,14 @@ def file_of(root: Path, module: str) -> str:
     return (path := module.replace(".", "/")) + ("/__init__.py" if (root / path).is_dir() else ".py")
 
 
-def engines_of(name: str, module: ast.Module, backend: str) -> list[tuple[str, tuple[str, str]]]:
+def engines_of(name: str, modules: dict[str, ast.Module], backend: str) -> list[tuple[str, tuple[str, str]]]:
     """The names that a module gives to a room's functions for a backend, each with the room and its module of these."""
-    assigned = [node for node in module.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
+    assigned = [
+        node for node in modules[name].body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+    ]
     engines = [node for node in assigned if ast.unparse(node.value.func) == "backend.engine_of"]
-    rooms = [getattr(node.value.args[0], "value", ".".join(name.split(".")[:2])) for node in engines]
+    package = name if f"{name}._{backend}" in modules else name.rpartition(".")[0]
+    rooms = [getattr(node.value.args[0], "value", package) for node in engines]
     return [(node.targets[0].id, (room, f"_{backend}")) for node, room in zip(engines, rooms, strict=True)]
 
 
@@ -71,7 +74,7 @@ def graph_of(modules: dict[str, ast.Module]) -> dict[str, set[str]]:
     for name, module in modules.items():
         nodes = [node for node in ast.walk(module) if isinstance(node, (ast.Import, ast.ImportFrom))]
         pairs = [(getattr(node, "module", alias.name), alias.name) for node in nodes for alias in node.names]
-        pairs += [(of, part) for backend in BACKENDS for _, (of, part) in engines_of(name, module, backend)]
+        pairs += [(of, part) for backend in BACKENDS for _, (of, part) in engines_of(name, modules, backend)]
         imported = {f"{of}.{part}" if f"{of}.{part}" in modules else of for of, part in pairs}
         graph[name] = imported & (modules.keys() - {name})
     return graph
@@ -240,7 +243,7 @@ class Code:
             self._class |= {part: cls for cls in defined if isinstance(cls, ast.ClassDef) for part in cls.body}
             imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
             names = [(part.asname or part.name, (node.module, part.name)) for node in imports for part in node.names]
-            names += engines_of(module, tree, BACKENDS[0])
+            names += engines_of(module, self._modules, BACKENDS[0])
             self._from[module] = {name: source for name, source in reversed(names) if source[0] in self._modules}
 
     def member(self, module: str, name: str) -> tuple[str, ast.AST | None] | None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import keras
 
+from keras_mp.backend.common.calls import restored_policy
 from keras_mp.fp8.convert import without_float8
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.lean.frozen import FROZEN
 from keras_mp.lean.lean_model import LEAN
-from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild.merged import is_adapted
 from keras_mp.rebuild.model import rebuild
 from keras_mp.rebuild.notes import FLOAT8, notes_of, original_class

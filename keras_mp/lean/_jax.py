@@ -18,7 +18,7 @@ from keras_mp.backend.jax.gradients import as_result, jvp_where_moving, varying_
 from keras_mp.backend.jax.parts import inside
 from keras_mp.backend.jax.transforms import barrier
 from keras_mp.parallel._jax_part import AXIS
-from keras_mp.stability._jax_attention import splash_attention
+from keras_mp.stability.attention._jax import splash_attention
 
 
 def unmerged(x: Any) -> Any:

@@ -36,7 +36,7 @@ from keras_mp.lean.remat_blocks import choose_blocks, recomputed_blocks, treatme
 from keras_mp.lean.training_step import STEP, LeanStep
 from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.rebuild.walk import LOW_PRECISION, layers_by_path
-from keras_mp.stability.attention_as_asked import AttentionAsAsked, attending
+from keras_mp.stability.attention import AttentionAsAsked, attending
 from keras_mp.stability.float32_layers import Float32Inside
 from keras_mp.stability.sensitive import names_in, routers
 from keras_mp.stability.stabilized import result_mixin

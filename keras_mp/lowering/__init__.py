@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp import backend
+from keras_mp.backend.common.calls import restored_policy
 from keras_mp.backend.common.device import CUDNN, TracedChip, absent_chip, capability_of
 from keras_mp.conversion.other_precision import FP8, check_precision, in_precision, precision_of
 from keras_mp.lean.blocks import find_blocks
@@ -34,7 +35,7 @@ from keras_mp.parallel.plan import FLOAT16_ON_TPU, Plan, Rules, plan_of
 from keras_mp.parallel.split_rules import with_rules_of
 from keras_mp.precision.chip import Chip, GpuDescription
 from keras_mp.precision.hardware import Device, support
-from keras_mp.precision.policy import CHOICES, COMPUTES_IN, asked_about, restored_policy
+from keras_mp.precision.policy import CHOICES, COMPUTES_IN, asked_about
 from keras_mp.rebuild.compiled import carry_compiled
 from keras_mp.rebuild.merged import packed_weights
 from keras_mp.rebuild.model import rebuild, unchanged

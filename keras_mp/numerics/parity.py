@@ -11,9 +11,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_mp.backend.common.calls import restored_policy
 from keras_mp.fp8.convert import convert
 from keras_mp.numerics.data import batches_of
-from keras_mp.precision.policy import POLICIES, restored_policy
+from keras_mp.precision.policy import POLICIES
 from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.pictures import difference_picture
 from keras_mp.reporting.progress import progress

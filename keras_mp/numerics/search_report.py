@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 import keras
 from rich.console import RenderableType
 
+from keras_mp.backend.common.calls import restored_policy
 from keras_mp.fp8.convert import convert
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.trial import Assignment, set_policies, units_of
-from keras_mp.precision.policy import restored_policy
 from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.report import Report, plain_values
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import shorten_middle
-from keras_mp.stability.attention_as_asked import ATTENTION, attending
+from keras_mp.stability.attention import ATTENTION, attending
 from keras_mp.treatment.change import change, infer_again
 
 _NAMED = 60  # characters of a layer's name in a sentence

@@ -24,7 +24,7 @@ from keras_mp.system.packages import package_of
 from keras_mp.training.revert import revert
 
 engine = backend.engine_of(__package__)
-stability = backend.engine_of("keras_mp.stability")
+attention = backend.engine_of("keras_mp.stability.attention")
 
 # A weight whose gradient is a smaller part of the whole is not missed where it vanishes: it may be rounding itself.
 _NEGLIGIBLE = 1e-6
@@ -184,7 +184,7 @@ def _gradient_step(model: keras.Model) -> Callable[[tuple, float], tuple[float, 
     def forward(tap: Any, batch: Any) -> tuple[Any, list[Any]]:
         (x, y, sample_weight), scale = (*batch[0], None, None)[:3], batch[1]
         failed.clear()
-        with stability.attention_as_asked(), wrapped_methods(layers_by_path(model).items(), ("call",), noting):
+        with attention.attention_as_asked(), wrapped_methods(layers_by_path(model).items(), ("call",), noting):
             loss = loss_of(model, x, y, sample_weight)
         return loss * scale, [loss]
 

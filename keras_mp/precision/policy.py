@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from keras_mp.backend import bfloat16_options
+from keras_mp.backend.common.calls import restored_policy
 from keras_mp.precision.hardware import Device, Support, current_device, support
 from keras_mp.system.host import unseen_accelerators
 from keras_mp.system.one_of import one_of
@@ -165,18 +166,6 @@ def set_global_policy(name: str = "auto") -> PolicyChoice:
     before = keras.mixed_precision.dtype_policy()
     keras.mixed_precision.set_global_policy("mixed_bfloat16" if choice.policy == "fp8" else choice.policy)
     return dataclasses.replace(choice, _before=before)
-
-
-@contextmanager
-def restored_policy(policy: Any = None) -> Iterator[None]:
-    """Puts back, after a `with` block, the global dtype policy that was there before it; sets one within, if given."""
-    previous = keras.mixed_precision.dtype_policy()
-    try:
-        if policy is not None:
-            keras.mixed_precision.set_global_policy(policy)
-        yield
-    finally:
-        keras.mixed_precision.set_global_policy(previous)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import warnings
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.backend.common.keras_private import ObjectSharingScope, global_state
-from keras_mp.rebuild.arguments import by_arguments, configs_of_arguments, hidden_arguments, with_hidden, with_left_out
+from keras_mp.rebuild.arguments import by_arguments, configs_of_arguments, with_left_out
 from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.quantized_policies import maps_with_defaults
 from keras_mp.rebuild.state import value_on_host
@@ -140,24 +139,6 @@ def unshare_across_graphs(node: Any, seen: set[int]) -> tuple[Any, list[int]]:
     if key is not None:
         seen.add(key)
     return result, copied
-
-
-def original_config(layer: keras.Operation, original: type) -> Config:
-    """Serializes a layer whose class extends another as one of that class, for the config of the extension."""
-    extended = type(layer)
-    layer.__class__ = original  # Keras reads the class's name, module and constructor off the object
-    try:
-        with maps_with_defaults(layer) if isinstance(layer, keras.Model) else contextlib.nullcontext():
-            config = with_left_out(keras.saving.serialize_keras_object(layer), layer)
-        hidden = hidden_arguments(layer, original)
-        known = with_hidden(config, layer, hidden)
-        # With an argument unknown it is left to Keras, which refuses to load it, or says nothing, as without us.
-        config = config if known is None else by_arguments(known, original, layer.name, hidden)
-    finally:
-        layer.__class__ = extended
-    for key in ("compile_config", "shared_object_id"):  # those of the config around this one count
-        config.pop(key, None)
-    return config
 
 
 def custom_objects_of(model: keras.Model) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_mp.precision.policy import restored_policy
+from keras_mp.backend.common.calls import restored_policy
 from keras_mp.rebuild.compared import check_same
 from keras_mp.rebuild.compiled import carry_compiled
 from keras_mp.rebuild.config import (

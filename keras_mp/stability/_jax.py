@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from keras_mp.backend.jax.devices import traced_chip
-from keras_mp.stability._jax_attention import attention_as_asked as attention_as_asked
-from keras_mp.stability._jax_attention import trace_call as trace_call
 
 
 def fused_attention_in_float32(dtype: str) -> bool:

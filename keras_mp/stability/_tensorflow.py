@@ -2,7 +2,6 @@
 
 import string
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -19,15 +18,6 @@ from keras_mp.stability._tensorflow_rows import normalize_rows as normalize_rows
 def fused_attention_in_float32(dtype: str) -> bool:
     """Whether Keras's fused attention adds up and normalizes scores in float32: here it does so in their own dtype."""
     return False
-
-
-def attention_as_asked() -> AbstractContextManager[list[str]]:
-    """A scope that does nothing: on TensorFlow Keras's attention is what it says, on every chip."""
-    return nullcontext([])
-
-
-def trace_call(model: Any, inputs: Any) -> None:
-    """Does nothing: no layer would note how it attends."""
 
 
 def einsum_float32(equation: str, left: Any, right: Any) -> Any:

@@ -17,7 +17,7 @@ from keras_mp.rebuild.quantized_policies import (
 )
 from keras_mp.rebuild.state import narrow, widen
 from keras_mp.rebuild.walk import own_variables
-from keras_mp.stability.attention_as_asked import ATTENTION, attending
+from keras_mp.stability.attention import ATTENTION, attending
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
     RESULT_MIXINS,

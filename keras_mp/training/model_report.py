@@ -28,7 +28,7 @@ from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.report import Report
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import listed, pattern_of, without_numbers
-from keras_mp.stability.attention_as_asked import ATTENTION, attended_by
+from keras_mp.stability.attention import ATTENTION, attended_by
 from keras_mp.stability.sensitive import find
 from keras_mp.stability.stabilized import STABILIZED
 from keras_mp.treatment.change import check_built

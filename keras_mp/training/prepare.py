@@ -31,7 +31,7 @@ from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.optimizers import held_optimizers, unwrapped, without_default
 from keras_mp.rebuild.walk import LOW_PRECISION, check_is_model, compute_dtypes, layers_by_path
 from keras_mp.reporting.text import listed
-from keras_mp.stability.attention_as_asked import attended_by
+from keras_mp.stability.attention import attended_by
 from keras_mp.stability.sensitive import sensitive_layers
 from keras_mp.stability.stabilized import stabilize
 from keras_mp.treatment.change import change

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -12,9 +13,9 @@ from typing import Any
 
 import keras
 
+from keras_mp.backend.common.calls import restored_policy
 from keras_mp.backend.common.keras_private import functional_like_constructor, global_state
-from keras_mp.precision.policy import restored_policy
-from keras_mp.rebuild.config import original_config
+from keras_mp.rebuild.arguments import by_arguments, hidden_arguments, with_hidden, with_left_out
 from keras_mp.rebuild.notes import (
     Changed,
     Notes,
@@ -25,7 +26,7 @@ from keras_mp.rebuild.notes import (
     treatments_of,
     write_notes,
 )
-from keras_mp.rebuild.quantized_policies import policy_of, settle_policies, with_source
+from keras_mp.rebuild.quantized_policies import maps_with_defaults, policy_of, settle_policies, with_source
 from keras_mp.rebuild.walk import LOW_PRECISION, Config, children_of, graph_of, layers_below
 
 # The treatment of a layer whose own code creates layers that have treatments.
@@ -118,7 +119,7 @@ class Treated(Changed):
         shown: set[int] = set()
         before = _SHOWN.set(shown)
         try:
-            layer = original_config(self, self._original)  # type: ignore[arg-type]
+            layer = _original_config(self, self._original)  # type: ignore[arg-type]
         finally:
             _SHOWN.reset(before)
         inside = [
@@ -173,6 +174,24 @@ class Treated(Changed):
         with restored_policy(keras.dtype_policies.deserialize(existing_notes(self).kept.get(_POLICY))):
             super().build_from_config(config)  # type: ignore[misc]
         treat_inside(self)  # before weights are loaded
+
+
+def _original_config(layer: keras.Operation, original: type) -> Config:
+    """Serializes a layer whose class extends another as one of that class, for the config of the extension."""
+    extended = type(layer)
+    layer.__class__ = original  # Keras reads the class's name, module and constructor off the object
+    try:
+        with maps_with_defaults(layer) if isinstance(layer, keras.Model) else contextlib.nullcontext():
+            config = with_left_out(keras.saving.serialize_keras_object(layer), layer)
+        hidden = hidden_arguments(layer, original)
+        known = with_hidden(config, layer, hidden)
+        # With an argument unknown it is left to Keras, which refuses to load it, or says nothing, as without us.
+        config = config if known is None else by_arguments(known, original, layer.name, hidden)
+    finally:
+        layer.__class__ = extended
+    for key in ("compile_config", "shared_object_id"):  # those of the config around this one count
+        config.pop(key, None)
+    return config
 
 
 _POLICY = "policy of parts"

@@ -69,11 +69,11 @@ PLACES = {
     "keras_mp/parallel/_jax.py": {"tpu_coordinates": NOT_TRACED},
     "keras_mp/parallel/_tensorflow.py": {"_take_gpus": NOT_TRACED},
     "keras_mp/stability/_jax.py": {"fused_attention_in_float32": ANSWERED, "einsum_float32": LOWERED},
-    "keras_mp/stability/_jax_attention.py": dict.fromkeys(
+    "keras_mp/stability/attention/_jax.py": dict.fromkeys(
         ("attention_as_asked", "_as_asked.dot_product_attention"), ANSWERED
     ),
     "keras_mp/stability/_tensorflow.py": {"einsum_float32": ANSWERED},
-    "keras_mp/stability/attention_as_asked.py": {"attended_by": ANSWERED},
+    "keras_mp/stability/attention/__init__.py": {"attended_by": ANSWERED},
     "keras_mp/planner/compile/worker.py": {"_compile": NOT_TRACED},
 }
 LISTED_OF = {"keras": "3.15.1", "keras-hub": "0.32.0"}

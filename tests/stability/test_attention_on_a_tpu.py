@@ -11,9 +11,9 @@ from keras import layers
 import keras_mp
 from keras_mp import backend
 from keras_mp.rebuild.notes import treatments_of
-from keras_mp.stability.attention_as_asked import AttentionAsAsked
+from keras_mp.stability.attention import AttentionAsAsked
 
-engine = backend.engine_of("keras_mp.stability")
+engine = backend.engine_of("keras_mp.stability.attention")
 
 pytestmark = [
     pytest.mark.jax,

@@ -1,4 +1,4 @@
-"""Calls of live layers: their methods wrapped for a while, and scopes that stand for a call."""
+"""Calls of live layers: their methods wrapped for a while, scopes that stand for a call, and the policy around them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
+
+import keras
 
 # Makes the name scope of a layer's next call, while a step is lowered.
 scopes: ContextVar[Callable[[Any], AbstractContextManager] | None] = ContextVar("scopes", default=None)
@@ -45,3 +47,15 @@ def call_scope(layer: Any) -> AbstractContextManager:
     """
     scope = scopes.get()
     return nullcontext() if scope is None else scope(layer)
+
+
+@contextmanager
+def restored_policy(policy: Any = None) -> Iterator[None]:
+    """Puts back the global dtype policy after a `with` block; sets one within, if given."""
+    previous = keras.mixed_precision.dtype_policy()
+    try:
+        if policy is not None:
+            keras.mixed_precision.set_global_policy(policy)
+        yield
+    finally:
+        keras.mixed_precision.set_global_policy(previous)
