@@ -15,8 +15,7 @@ from keras_mp.fp8.layers import Float8Layer, build_history, set_history
 from keras_mp.fp8.scaling import Scaling, Scalings, get_scalings
 from keras_mp.fp8.selection import Decision, Select, Target, decide
 from keras_mp.precision.hardware import MXFP8, Support, current_device, support
-from keras_mp.qat.quantization_aware import convert as convert_to_quantized
-from keras_mp.qat.quantization_aware import trains_quantized
+from keras_mp.qat.keras_modes import QAT, trains_quantized
 from keras_mp.rebuild.notes import FLOAT8, original_class, precision_of_layer, treatments_of
 from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.system.whole_number import whole_number
@@ -27,7 +26,7 @@ from keras_mp.treatment.treated import (
     register_treatments,
     treat,
 )
-from keras_mp.treatment.waiting import register_calls, waits
+from keras_mp.treatment.waiting import call, register_calls, waits
 
 # FP8 as a treatment of a layer.
 
@@ -198,8 +197,9 @@ def convert(
     if trains_quantized(scaling):
         if target is not None:
             raise ValueError(f"target={target!r} chooses layers for FP8 products: leave it out with {scaling!r}")
-        waiting = waits(model, "convert", scaling=scaling, select=select)
-        return model if waiting else convert_to_quantized(model, scaling, select)
+        if not waits(model, "convert", scaling=scaling, select=select):
+            call(model, QAT, mode=scaling, select=select)
+        return model
     scalings = get_scalings(scaling)
     if select is not None and target is not None:
         raise ValueError(f"target={target!r} chooses the layers, and so does select: give one of the two")

@@ -28,6 +28,12 @@ WEIGHTS = {
 }
 
 
+def trains_quantized(scaling: Any) -> bool:
+    """Whether what `keras_mp.convert` is given asks for quantization-aware training."""
+    named = isinstance(scaling, str) and scaling.startswith("qat_")
+    return named or isinstance(scaling, keras.quantizers.QuantizationConfig)
+
+
 def config_of(layer: Any) -> Any:
     """Keras's config of the quantization that a layer trains for; None of any other layer."""
     options = treatments_of(layer).get(QAT)

@@ -17,6 +17,7 @@ from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.system.one_of import one_of
 from keras_mp.treatment.change import change
 from keras_mp.treatment.treated import Treatment, register_treatments, untreat
+from keras_mp.treatment.waiting import register_calls
 
 Select = Callable[[str, Any], bool]
 # In dB, between int8 and int4: normal weights keep 41 of 8 bits, 12 (127 / 4)^2, and 18 of 4 bits, 12 (7 / 3)^2.
@@ -42,12 +43,6 @@ class Decision(NamedTuple):
     done: bool
     pays: bool
     reason: str
-
-
-def trains_quantized(scaling: Any) -> bool:
-    """Whether what `keras_mp.convert` is given asks for quantization-aware training."""
-    named = isinstance(scaling, str) and scaling.startswith("qat_")
-    return named or isinstance(scaling, keras.quantizers.QuantizationConfig)
 
 
 def convert(model: keras.Model, mode: Any, select: Select | None = None) -> keras.Model:
@@ -154,4 +149,5 @@ def _no_more(layer: Any) -> None:
         untreat(layer, (QAT,))
 
 
+register_calls({QAT: convert})
 register_treatments({QAT: Treatment(lambda original, names: QuantizationAware, before_quantize=_no_more, order=-1)})

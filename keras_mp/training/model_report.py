@@ -17,9 +17,10 @@ from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.scaling import Scaling, Scalings, get_scalings
 from keras_mp.fp8.selection import Decision
 from keras_mp.lean.lean_model import lean_rows
+from keras_mp.qat.keras_modes import trains_quantized
 from keras_mp.qat.quantization_aware import Decision as QuantizationDecision
 from keras_mp.qat.quantization_aware import decisions as quantization_decisions
-from keras_mp.qat.quantization_aware import mode_of, trains_quantized
+from keras_mp.qat.quantization_aware import mode_of
 from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.quantized_banks import quantized_banks
 from keras_mp.rebuild.walk import check_is_model, layers_by_path, operations_of

@@ -24,6 +24,11 @@ def register_calls(calls: Mapping[str, Callable[..., Any]]) -> None:
     _CALLS.update(calls)
 
 
+def call(model: keras.Model, name: str, **arguments: Any) -> None:
+    """Makes a registered call, of a room that is not imported here."""
+    _CALLS[name](model, **arguments)
+
+
 def waits(model: keras.Model, name: str, **arguments: Any) -> bool:
     """Lets a call wait where a model is not built; Keras builds it from the first batch.
 
@@ -74,7 +79,7 @@ def _make_calls(model: Any) -> None:
         calls = treatments_of(layer).get(WAITING, ())
         forget(layer)
         for name, arguments in calls:
-            _CALLS[name](layer, **arguments)
+            call(layer, name, **arguments)
 
 
 def is_traced() -> bool:
