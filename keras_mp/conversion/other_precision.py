@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from keras_mp.conversion.to_float32 import keep_own_policies
+from keras_mp.fp8.convert import convert
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.precision.policy import PRECISIONS
 from keras_mp.rebuild.model import rebuild
@@ -67,8 +68,6 @@ def in_precision(model: keras.Model, precision: str) -> keras.Model:
     if old == "float32":
         stabilize(rebuilt)
     if precision == FP8:
-        from keras_mp.fp8.convert import convert
-
         convert(rebuilt)
     return rebuilt
 

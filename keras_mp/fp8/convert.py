@@ -209,41 +209,38 @@ def convert(
         return model
     decisions = decide(model, select, aim)
     chosen = [decision for decision in decisions if decision.float8]
-    known = [decision for decision in chosen if isinstance(decision.layer, Float8Layer)]
     changed = [
         decision
-        for decision in known
-        if scaling is not None
-        and decision.layer.scaling != scalings
+        for decision in chosen
+        if isinstance(decision.layer, Float8Layer)
+        and given not in (None, decision.layer.scaling)
         and (select is None or select(decision.path, decision.layer))
     ]
-    stays = {id(decision.layer) for decision in known} - {id(decision.layer) for decision in changed}
-    wanted = [decision for decision in chosen if id(decision.layer) not in stays]
-    told = _told(changed, scalings) if changed else ""
+    rescaled = _told(changed, scalings) if changed else ""
+    wanted = [decision for decision in chosen if decision in changed or not isinstance(decision.layer, Float8Layer)]
     change(model, [(decision.layer, {FLOAT8: scalings}) for decision in wanted])
-    if not chosen:
-        warnings.warn(f"convert({model.name!r}): {_why_none(decisions, select, scalings)}", stacklevel=2)
+    told = [] if chosen else [_why_none(decisions, select, scalings)]
     half = [decision.path for decision in chosen if decision.layer.compute_dtype == "float16"]
     if half and scalings.is_static:
-        warnings.warn(
-            f"convert({model.name!r}): {', '.join(half)} compute in float16, whose loss scale grows after the "
-            "static scales are calibrated: gradients would saturate. Use delayed scales",
-            stacklevel=2,
+        told.append(
+            f"{', '.join(half)} compute in float16, whose loss scale grows after the static scales are calibrated: "
+            "gradients would saturate. Use delayed scales"
         )
     if chosen and scalings.all[0].in_blocks and current_device().kind == "gpu":
         ok, reason = is_available(MXFP8)
         if not ok:  # XLA emulates it there in loops, without tensor cores
-            slower = f"{reason} It will be slower than bfloat16: use 'delayed'"
-            warnings.warn(f"convert({model.name!r}): {slower}", stacklevel=2)
-    if changed:
-        warnings.warn(f"convert({model.name!r}): {told}", stacklevel=2)
-    wide = [decision.path for decision in chosen if _is_wide(decision.layer)]
+            told.append(f"{reason} It will be slower than bfloat16: use 'delayed'")
+    if rescaled:
+        told.append(rescaled)
+    # What `stabilize` lets return float32 was not built so.
+    wide = [decision.path for decision in chosen if precision_of_layer(decision.layer) == "float32"]
     if wide:
-        warnings.warn(
-            f"convert({model.name!r}): {', '.join(wide)} compute in float32. Their products are in "
-            f"{scalings.title} now, but all else stays in float32: build the model under 'mixed_bfloat16' to gain more",
-            stacklevel=2,
+        told.append(
+            f"{', '.join(wide)} compute in float32. Their products are in {scalings.title} now, but all else stays in "
+            "float32: build the model under 'mixed_bfloat16' to gain more"
         )
+    for words in told:
+        warnings.warn(f"convert({model.name!r}): {words}", stacklevel=2)
     return model
 
 
@@ -300,8 +297,3 @@ def _told(changed: list[Decision], scalings: Scalings) -> str:
         kept = "their first step computes the amaxes that it needs" if has else "neither keeps amaxes"
     paths = ", ".join(decision.path for decision in changed)
     return f"{paths} change from {' and '.join(map(str, before))} to {scalings}; weights are kept, and {kept}"
-
-
-def _is_wide(layer: keras.layers.Layer) -> bool:
-    """Whether a layer was built to compute in float32; what `stabilize` lets return float32 was not."""
-    return precision_of_layer(layer) == "float32"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -34,7 +35,7 @@ from keras_mp.stability.float32_layers import (
     plain_activation,
 )
 from keras_mp.stability.quantized_product import ExactGroups, StraightThroughLogits, TakesLora
-from keras_mp.stability.sensitive import find
+from keras_mp.stability.sensitive import SensitiveLayer, find
 from keras_mp.treatment.change import change
 from keras_mp.treatment.treated import Treatment, register_treatments, treat
 from keras_mp.treatment.waiting import register_calls, waits
@@ -92,16 +93,18 @@ def stabilize(model: keras.Model) -> keras.Model:
         >>> [layer.compute_dtype for layer in keras_mp.revert(model).layers]
         ['bfloat16', 'bfloat16']
     """
-    if waits(model, "stabilize"):
-        return model
-    sensitive = find(model)
-    needed = [entry for entry in sensitive if entry.treatments]
-    wanted = [(entry.layer, dict.fromkeys(entry.treatments)) for entry in needed]
+    if not waits(model, "stabilize"):
+        change_sensitive(model, find(model))
+    return model
+
+
+def change_sensitive(model: keras.Model, sensitive: Sequence[SensitiveLayer]) -> None:
+    """Does what `stabilize` does to a built model, whose sensitive layers were found before."""
+    wanted = [(entry.layer, dict.fromkeys(entry.treatments)) for entry in sensitive if entry.treatments]
     change(model, [*wanted, *((part, {ATTENTION: None}) for part in attending(model))])
     missed = [f"{entry.path!r}: {entry.reason}" for entry in sensitive if not entry.treatments]
     if missed:
-        warnings.warn(f"stabilize({model.name!r}) could not change some layers: {'; '.join(missed)}", stacklevel=2)
-    return model
+        warnings.warn(f"stabilize({model.name!r}) could not change some layers: {'; '.join(missed)}", stacklevel=3)
 
 
 @dataclasses.dataclass(frozen=True)

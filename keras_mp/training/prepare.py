@@ -6,7 +6,7 @@ import inspect
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -32,9 +32,9 @@ from keras_mp.rebuild.optimizers import held_optimizers, unwrapped, without_defa
 from keras_mp.rebuild.walk import LOW_PRECISION, check_is_model, compute_dtypes, layers_by_path
 from keras_mp.reporting.text import listed
 from keras_mp.stability.attention import attended_by
-from keras_mp.stability.sensitive import sensitive_layers
-from keras_mp.stability.stabilized import stabilize
-from keras_mp.treatment.change import change
+from keras_mp.stability.sensitive import find
+from keras_mp.stability.stabilized import change_sensitive
+from keras_mp.treatment.change import change, settled
 from keras_mp.treatment.waiting import forget, register_calls, waits
 
 engine = backend.engine_of(__package__)
@@ -182,15 +182,18 @@ def _prepare(
     **settings: Any,
 ) -> keras.Model:
     """Prepares a built model, and compiles it where there are arguments of `compile`."""
-    told = lines_before(model) if verbose else []
-    stabilize(model)
-    if convert_arguments is not None:
-        convert(model, **convert_arguments)
-    if narrow_frozen:
-        frozen.narrow_frozen(model)
-    change(model, [(model, {STEP_ON_A_CPU: None})])
+    sensitive = find(model)
+    told = _told_before(model, [entry.layer for entry in sensitive if entry.treatments]) if verbose else {}
+    with settled(model):
+        change_sensitive(model, sensitive)
+        if convert_arguments is not None:
+            convert(model, **convert_arguments)
+        if narrow_frozen:
+            frozen.narrow_frozen(model)
+        change(model, [(model, {STEP_ON_A_CPU: None})])
+        if arguments is None and "float16" in compute_dtypes(model):
+            change(model, [(model, {ATOMIC: None})])
     if arguments is None:  # a clone, say, which is compiled later
-        change(model, [(model, {ATOMIC: None})] if "float16" in compute_dtypes(model) else [])
         return model
     used = {
         id(held): held if isinstance(held, LossScaleOptimizer) else wrap_optimizer(held, model, **settings)
@@ -210,7 +213,9 @@ def _prepare(
     if any(isinstance(held, LossScaleOptimizer) for held in optimizers.values()):
         atomic_skip(model)
     if verbose:
-        print("\n".join([*told, *prepared_lines(model, jit)]))
+        below = " " * _LABEL
+        for label, words in (told | _told_after(model, jit)).items():
+            print(textwrap.fill(f"{label:<{_LABEL}}{words}", _WIDTH, subsequent_indent=below))
     return model
 
 
@@ -279,7 +284,7 @@ def _jit(model: keras.Model, compile_arguments: Mapping[str, Any]) -> Support:
         return Support(False, "Jit: run_eagerly=True.")
     if not engine.can_jit():
         return Support(False, "Jit is off: XLA's program is for one device, and here are several replicas.")
-    chosen = choose_jit("fp8" if computes_in_fp8(model) else "")
+    chosen = choose_jit("fp8" if _fp8_layers(model) else "")
     if not chosen.ok:
         return chosen
     layers = layers_by_path(model)
@@ -296,71 +301,65 @@ def _jit(model: keras.Model, compile_arguments: Mapping[str, Any]) -> Support:
 _LABEL, _WIDTH = 11, 80  # characters
 
 
-def lines_before(model: keras.Model) -> list[str]:
-    """Two lines about a model as it was built, before `prepare` changes it."""
-    return _lines(("precision", _precision(model)), ("float32", _float32(model)))
-
-
-def prepared_lines(prepared: keras.Model, jit: Support) -> list[str]:
-    """Three lines, and one more each on a TPU where layers attend, where weights are quantized, and where some that do
-    not train are narrowed.
-
-    Args:
-        prepared: the model that `prepare` returns, compiled.
-        jit: whether to jit, and why.
-    """
-    return _lines(
-        ("attention", _attention(prepared)),
-        ("fp8", _fp8(prepared)),
-        ("optimizer", _optimizer(prepared)),
-        ("jit", _jit_line(prepared, jit)),
-        ("quantized", _quantized(prepared)),
-        ("frozen", _frozen(prepared)),
-    )
-
-
-def _lines(*told: tuple[str, str]) -> list[str]:
-    """A label and its words, on as many lines as they need."""
-    below = " " * _LABEL
-    return [textwrap.fill(f"{label:<{_LABEL}}{text}", _WIDTH, subsequent_indent=below) for label, text in told if text]
-
-
-def computes_in_fp8(model: keras.Model) -> bool:
-    """Whether a layer of the model computes in FP8."""
-    return bool(_fp8_layers(model))
-
-
-def _fp8_layers(model: keras.Model) -> list[keras.Layer]:
+def _fp8_layers(model: keras.Model) -> list[keras.layers.Layer]:
     return [layer for layer in layers_by_path(model).values() if isinstance(layer, Float8Layer)]
 
 
-def _low(model: keras.Model) -> list[str]:
-    return sorted({layer.compute_dtype for layer in layers_by_path(model).values()} & set(LOW_PRECISION))
+def _told_before(model: keras.Model, needed: Sequence[keras.layers.Layer]) -> dict[str, str]:
+    """What is said of a model as it was built, before `prepare` changes it, by the label of the line.
 
-
-def _precision(model: keras.Model) -> str:
-    low = _low(model)
-    policy = keras.config.dtype_policy().name
-    if low:
-        weights = "bfloat16" if any(map(is_narrow, model.trainable_variables)) else "float32"
-        return f"computes in {' and '.join(low)}, trains {weights} weights (its layers' policy)"
-    if policy != "float32":
-        return f"computes in float32: it was built before the policy {policy}"
-    return "computes in float32 (its layers' policy)"
-
-
-def _float32(model: keras.Model) -> str:
-    low = " and ".join(_low(model))
+    Args:
+        needed: the layers that `prepare` lets compute in float32.
+    """
+    dtypes = {layer.compute_dtype for layer in layers_by_path(model).values()}
+    low = " and ".join(sorted(dtypes & set(LOW_PRECISION)))
     if not low:
-        return "everything"
-    needed = [sensitive.layer for sensitive in sensitive_layers(model)]
-    if not needed:
-        already = any(layer.compute_dtype == "float32" for layer in layers_by_path(model).values())
-        return f"no {'other ' * already}layer needs it"
-    return f"{_named(needed)}: there {low} is too imprecise"
+        policy = keras.config.dtype_policy().name
+        why = " (its layers' policy)" if policy == "float32" else f": it was built before the policy {policy}"
+        return {"precision": f"computes in float32{why}", "float32": "everything"}
+    weights = "bfloat16" if any(map(is_narrow, model.trainable_variables)) else "float32"
+    told = {"precision": f"computes in {low}, trains {weights} weights (its layers' policy)"}
+    if needed:
+        return told | {"float32": f"{_named(needed)}: there {low} is too imprecise"}
+    return told | {"float32": f"no {'other ' * ('float32' in dtypes)}layer needs it"}
 
 
-def _named(layers: Sequence[keras.Layer]) -> str:
+def _told_after(prepared: keras.Model, jit: Support) -> dict[str, str]:
+    """What is said of the model that `prepare` returns, compiled, by the label of the line.
+
+    They are three lines, and one more each on a TPU where layers attend, where weights are quantized, and where some
+    that do not train are narrowed.
+
+    Args:
+        jit: whether to jit, and why.
+    """
+    told = {}
+    by: dict[str, list[str]] = {}
+    for name, words in attended_by(prepared).items():
+        by.setdefault(words, []).append(name)
+    if by:
+        told["attention"] = "; ".join(f"{words} ({_layers(len(names))})" for words, names in by.items())
+    in_fp8 = _fp8_layers(prepared)
+    told["fp8"] = f"products of {_named(in_fp8)}" if in_fp8 else "not used"
+    told["optimizer"] = _optimizer(prepared)
+    if jit.ok and not prepared.jit_compile:
+        told["jit"] = "off: Keras says that this model does not support it"
+    else:
+        told["jit"] = f"{'on' if prepared.jit_compile else 'off'}: {jit.reason.partition(': ')[2].rstrip('.')}"
+    layers = layers_by_path(prepared).values()
+    modes = Counter(layer.quantization_mode for layer in layers if layer.quantization_mode not in (None, "float8"))
+    if modes:
+        stored = " and ".join(f"{_layers(count)} in {mode}" for mode, count in sorted(modes.items()))
+        adapted = sum(bool(getattr(layer, "lora_enabled", False)) for layer in layers)
+        lora = _layers(adapted) if adapted else "none"
+        told["quantized"] = f"{stored}, {lora} with LoRA; {_number(prepared.trainable_variables)} weights train"
+    narrowed = [variable for variable in prepared.non_trainable_variables if is_narrow(variable)]
+    if narrowed and prepared.dtype_policy.variable_dtype != "bfloat16":
+        told["frozen"] = f"{_number(narrowed)} weights that do not train, in bfloat16"
+    return told
+
+
+def _named(layers: Sequence[keras.layers.Layer]) -> str:
     """The names of layers, or where they are too long for a line, how many of each kind there are."""
     names = [layer.name for layer in layers]
     if len(", ".join(names)) < _WIDTH // 2:
@@ -369,36 +368,8 @@ def _named(layers: Sequence[keras.Layer]) -> str:
     return f"{_layers(len(names))} ({', '.join(f'{count} {kind}' for kind, count in kinds.most_common())})"
 
 
-def _attention(prepared: keras.Model) -> str:
-    layers: dict[str, list[str]] = {}
-    for name, by in attended_by(prepared).items():
-        layers.setdefault(by, []).append(name)
-    return "; ".join(f"{by} ({_layers(len(names))})" for by, names in layers.items())
-
-
-def _fp8(prepared: keras.Model) -> str:
-    layers = _fp8_layers(prepared)
-    if not layers:
-        return "not used"
-    return f"products of {_named(layers)}"
-
-
-def _quantized(prepared: keras.Model) -> str:
-    layers = layers_by_path(prepared).values()
-    modes = Counter(layer.quantization_mode for layer in layers if layer.quantization_mode not in (None, "float8"))
-    if not modes:
-        return ""
-    stored = " and ".join(f"{_layers(count)} in {mode}" for mode, count in sorted(modes.items()))
-    adapted = sum(bool(getattr(layer, "lora_enabled", False)) for layer in layers)
-    weights = sum(math.prod(variable.shape) for variable in prepared.trainable_variables)
-    return f"{stored}, {_layers(adapted) if adapted else 'none'} with LoRA; {weights:,} weights train"
-
-
-def _frozen(prepared: keras.Model) -> str:
-    narrowed = [variable for variable in prepared.non_trainable_variables if is_narrow(variable)]
-    if not narrowed or prepared.dtype_policy.variable_dtype == "bfloat16":
-        return ""
-    return f"{sum(math.prod(variable.shape) for variable in narrowed):,} weights that do not train, in bfloat16"
+def _number(weights: Iterable[keras.Variable]) -> str:
+    return f"{sum(math.prod(variable.shape) for variable in weights):,}"
 
 
 def _layers(count: int) -> str:
@@ -424,9 +395,3 @@ def _optimizer(prepared: keras.Model) -> str:
         scale = optimizer.loss_scale.initial_state().scale
         step, more = f"loss scale {scale:g}, for float16", "; an overflow changes nothing"
     return f"{name}, {step}{more}" if states == "float32" else f"{name}, states in {states}, {step}"
-
-
-def _jit_line(prepared: keras.Model, jit: Support) -> str:
-    if jit.ok and not prepared.jit_compile:
-        return "off: Keras says that this model does not support it"
-    return f"{'on' if prepared.jit_compile else 'off'}: {jit.reason.partition(': ')[2].rstrip('.')}"

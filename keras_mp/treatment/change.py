@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import keras
@@ -41,44 +43,72 @@ def check_built(model: keras.Model) -> None:
         )
 
 
-def change(model: keras.Model, wanted: Iterable[Wanted]) -> None:
-    """Applies treatments to parts of a model, in place.
+# The model that is being changed, and the ids of its parts that have changed.
+_changing: ContextVar[tuple[keras.Model, set[int]] | None] = ContextVar("changing", default=None)
 
-    Layers above them note what no config would show; the dtypes of functional graphs are inferred again; traced steps
-    are dropped; an optimizer whose weights changed becomes a new one with the state of the old.
+
+@contextmanager
+def settled(model: keras.Model) -> Iterator[set[int]]:
+    """Settles once, at its end, all that is changed in a model within it.
+
+    Layers above what changed note what no config would show; the dtypes of functional graphs are inferred again; traced
+    steps are dropped; an optimizer whose weights changed becomes a new one with the state of the old.
+
+    Yields:
+        The ids of the parts that have changed, for more to be added.
+    """
+    outer = _changing.get()
+    if outer is not None and outer[0] is model:
+        yield outer[1]
+        return
+    before = _variables(model)
+    changed: set[int] = set()
+    token = _changing.set((model, changed))
+    try:
+        yield changed
+    finally:
+        _changing.reset(token)
+        if changed:
+            note_inside(model)
+            infer_again(model, changed)
+            models = [layer for layer in with_self(model) if isinstance(layer, keras.Model)]
+            for layer in models:
+                # Kept, they would go on as they were traced.
+                layer.train_function = layer.test_function = layer.predict_function = None
+            now = _variables(model)
+            if {key: dtype for key, (_, dtype) in before.items()} != {key: dtype for key, (_, dtype) in now.items()}:
+                for layer in models:
+                    if getattr(layer, "compiled", False):
+                        _renew_optimizers(layer, before)
+
+
+def change(model: keras.Model, wanted: Iterable[Wanted]) -> None:
+    """Applies treatments to parts of a model, in place, and settles it.
 
     Args:
         wanted: the parts of the model, and the model itself, each with its treatments.
     """
-    before = _variables(model)
-    changed = set()
-    for part, treatments in wanted:
-        if new_to(part, treatments):
+    with settled(model) as changed:
+        new = [(part, treatments) for part, treatments in wanted if new_to(part, treatments)]
+        for part, treatments in new:
             treat(part, treatments)
-            changed.add(id(part))
-    if changed:
-        note_inside(model)
-        _settle(model, changed, before)
+        changed.update(id(part) for part, _ in new)
 
 
 def undo(model: keras.Model, names: Collection[str], also: Iterable[tuple[Any, Callable[[Any], None]]] = ()) -> None:
-    """Undoes treatments of a model and of everything in it, in place.
+    """Undoes treatments of a model and of everything in it, in place, and settles it.
 
     Args:
         also: pairs of a layer that changes in another way, and of the function that changes it.
     """
-    before = _variables(model)
-    changed = set()
-    for part in [*with_self(model), *operations_of(model)]:
-        if any(name in treatments_of(part) for name in names):
+    with settled(model) as changed:
+        treated = [part for part in [*with_self(model), *operations_of(model)] if treatments_of(part).keys() & names]
+        for part in treated:
             untreat(part, names)
-            changed.add(id(part))
-    for part, make in also:
-        make(part)
-        changed.add(id(part))
-    if changed:
-        note_inside(model)
-        _settle(model, changed, before)
+        for part, make in also:
+            make(part)
+            treated.append(part)
+        changed.update(map(id, treated))
 
 
 def _variables(model: keras.Model) -> dict[int, tuple[Any, str]]:
@@ -110,20 +140,6 @@ def shows_its_parts(layer: Any) -> bool:
     if issubclass(cls, keras.Sequential):
         return cls.get_config is keras.Sequential.get_config
     return issubclass(cls, Functional) and functional_like_constructor(cls) and cls.get_config is Functional.get_config
-
-
-def _settle(model: keras.Model, changed: set[int], before: dict[int, tuple[Any, str]]) -> None:
-    layers = with_self(model)
-    infer_again(model, changed)
-    for layer in layers:
-        if isinstance(layer, keras.Model):
-            # Kept, they would go on as they were traced.
-            layer.train_function = layer.test_function = layer.predict_function = None
-    now = _variables(model)
-    if {key: dtype for key, (_, dtype) in before.items()} != {key: dtype for key, (_, dtype) in now.items()}:
-        for layer in layers:
-            if isinstance(layer, keras.Model) and getattr(layer, "compiled", False):
-                _renew_optimizers(layer, before)
 
 
 def infer_again(model: keras.Layer, changed: set[int]) -> None:
@@ -227,7 +243,7 @@ def _renew_optimizers(model: keras.Model, before: dict[int, tuple[Any, str]]) ->
         new.build(weights)
         lost = carry_slots(optimizer, new, {id(variable): variable for variable, _ in pairs})
         if lost:
-            warnings.warn(f"the optimizer of {model.name!r} begins anew in part: {'; '.join(lost)}", stacklevel=4)
+            warnings.warn(f"the optimizer of {model.name!r} begins anew in part: {'; '.join(lost)}", stacklevel=5)
         setattr(model, name, new)
         if name == "optimizer" and "optimizer" in model._compile_config.config:
             # Private, because what a model was compiled with is saved from there.
