@@ -15,8 +15,7 @@ from keras_mp.fp8.layers import Float8Layer, build_history, set_history
 from keras_mp.fp8.scaling import Scaling, Scalings, get_scalings
 from keras_mp.fp8.selection import Decision, Select, Target, decide
 from keras_mp.precision.hardware import MXFP8, Support, current_device, support
-from keras_mp.qat.keras_modes import QAT, trains_quantized
-from keras_mp.rebuild.notes import FLOAT8, original_class, precision_of_layer, treatments_of
+from keras_mp.rebuild.notes import FLOAT8, QAT, original_class, precision_of_layer, treatments_of
 from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.system.whole_number import whole_number
 from keras_mp.treatment.change import change
@@ -245,6 +244,12 @@ def convert(
 
 
 register_calls({"convert": convert})
+
+
+def trains_quantized(scaling: Any) -> bool:
+    """Whether what `convert` is given asks for quantization-aware training."""
+    named = isinstance(scaling, str) and scaling.startswith("qat_")
+    return named or isinstance(scaling, keras.quantizers.QuantizationConfig)
 
 
 def _why_none(decisions: list[Decision], select: Select | None, scalings: Scalings) -> str:

@@ -12,8 +12,7 @@ from keras_mp.fp8.cost import Cost, chip_for, gains_from, rows_of, step_cost
 from keras_mp.fp8.equations import problem
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.scaling import Scalings
-from keras_mp.qat.keras_modes import config_of
-from keras_mp.rebuild.notes import original_class
+from keras_mp.rebuild.notes import original_class, quantization_trained_for
 from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.stability.float32_layers import NORMALIZATIONS
 from keras_mp.stability.output_layers import PASSING_ON, output_layers
@@ -156,8 +155,8 @@ def _impossible(layer: keras.layers.Layer) -> str:
         return "it is not built: call the model once on a batch"
     if layer.quantization_mode is not None:
         return f"it is quantized to {layer.quantization_mode}"
-    if config_of(layer) is not None:
-        return f"it trains for {config_of(layer).mode}"
+    if config := quantization_trained_for(layer):
+        return f"it trains for {config.mode}"
     if reads_sparse(layer):
         return "it reads a sparse tensor, and both operands of an FP8 product are dense"
     return problem(layer.equation) if isinstance(layer, keras.layers.EinsumDense) else ""

@@ -18,8 +18,8 @@ from keras_mp.backend.common.keras_private import AutocastScope, get_keras_mask
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.lean.chunked_loss import ChunkedCrossEntropy, measures, update_metrics
 from keras_mp.lean.cross_entropy import chunks_save_memory
-from keras_mp.qat.keras_modes import config_of, logits_operands
-from keras_mp.rebuild.notes import original_class, precision_of_layer, treatments_of
+from keras_mp.qat.keras_modes import logits_operands
+from keras_mp.rebuild.notes import original_class, precision_of_layer, quantization_trained_for, treatments_of
 from keras_mp.rebuild.traced_call import trace_layers
 from keras_mp.rebuild.walk import graph_of, layers_below
 from keras_mp.stability.float32_layers import activation_of
@@ -131,7 +131,7 @@ class Calls:
         head = self.head
         dtype = getattr(head, "reverse_dtype", None) or precision_of_layer(head)
         features, kernel = keras.ops.cast(features, dtype), _value(_kernel(head))
-        return (features, kernel) if config_of(head) is None else logits_operands(head, features, kernel)
+        return (features, kernel) if quantization_trained_for(head) is None else logits_operands(head, features, kernel)
 
     def options(self) -> dict[str, Any]:
         """What else the product is made with."""

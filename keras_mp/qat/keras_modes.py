@@ -13,11 +13,8 @@ import numpy as np
 from keras_mp import backend
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.common.keras_private import AutocastScope
-from keras_mp.rebuild.notes import treatments_of
+from keras_mp.rebuild.notes import quantization_trained_for
 from keras_mp.stability.quantized_product import SavesLora, dequantized_weights
-
-# The treatment of a layer that trains so; its options are Keras's config of the quantization, serialized.
-QAT = "qat"
 
 # The float weights of each class that Keras quantizes, by their private attributes.
 WEIGHTS = {
@@ -26,18 +23,6 @@ WEIGHTS = {
     keras.layers.EinsumDense: ("_kernel",),
     keras.layers.Dense: ("_kernel",),
 }
-
-
-def trains_quantized(scaling: Any) -> bool:
-    """Whether what `keras_mp.convert` is given asks for quantization-aware training."""
-    named = isinstance(scaling, str) and scaling.startswith("qat_")
-    return named or isinstance(scaling, keras.quantizers.QuantizationConfig)
-
-
-def config_of(layer: Any) -> Any:
-    """Keras's config of the quantization that a layer trains for; None of any other layer."""
-    options = treatments_of(layer).get(QAT)
-    return None if options is None else keras.saving.deserialize_keras_object(options)
 
 
 class QuantizationAware(SavesLora):
@@ -152,7 +137,7 @@ def quantized_twin(layer: Any, config: Any = None, **changed: Any) -> Any:
         changed: attributes in place of the layer's own, such as other weights.
     """
     names = next(names for cls, names in WEIGHTS.items() if isinstance(layer, cls))
-    config = config_of(layer) if config is None else config
+    config = quantization_trained_for(layer) if config is None else config
     with AutocastScope(None), patched(_ON_TENSORS):
         weights = {name: changed.get(name, getattr(layer, name)) for name in names if hasattr(layer, name)}
         floats = {

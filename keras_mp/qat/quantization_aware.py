@@ -9,10 +9,10 @@ import keras
 import numpy as np
 
 from keras_mp import backend
-from keras_mp.qat.keras_modes import QAT, WEIGHTS, QuantizationAware, config_of, quantized_twin
+from keras_mp.qat.keras_modes import WEIGHTS, QuantizationAware, quantized_twin
 from keras_mp.qat.litert_ranges import to_litert
 from keras_mp.rebuild.merged import merged_weights
-from keras_mp.rebuild.notes import FLOAT8, original_class, treatments_of
+from keras_mp.rebuild.notes import FLOAT8, QAT, original_class, quantization_trained_for, treatments_of
 from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.system.one_of import one_of
 from keras_mp.treatment.change import change
@@ -113,7 +113,7 @@ def decisions(model: keras.Model, mode: Any) -> list[Decision]:
     config = mode_of(mode)
     rows = []
     for path, layer in _quantizable(model).items():
-        done, reason = config_of(layer) is not None, why_not(layer, config)
+        done, reason = quantization_trained_for(layer) is not None, why_not(layer, config)
         ratio = 0.0 if done or reason else sqnr(layer, config)
         told = reason or f"{ratio:.0f} dB SQNR of its weights after plain {config.mode}"
         chosen = not reason and not done and ratio < LOW_SQNR

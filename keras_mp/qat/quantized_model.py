@@ -9,9 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp.qat.keras_modes import QAT, config_of
 from keras_mp.rebuild.compared import made_up_batches
-from keras_mp.rebuild.notes import treatments_of
+from keras_mp.rebuild.notes import QAT, quantization_trained_for, treatments_of
 from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.treatment.change import change, check_built, undo
 
@@ -83,7 +82,7 @@ def quantize(model: keras.Model, sample: Any = None) -> keras.Model:
 
 
 def _quantize_layer(layer: Any) -> None:
-    config = config_of(layer)
+    config = quantization_trained_for(layer)
     layer.quantize(config.mode, config=config)
 
 

@@ -11,8 +11,9 @@ import keras
 # operations of a graph that are no layers.
 Place = tuple[int | str, ...]
 _NAME = "_keras_mp"
-# The treatment of a layer that `keras_mp.convert` changed, whose options are its scalings: rooms below fp8 ask for it.
-FLOAT8 = "fp8"
+# The treatments of a layer that `keras_mp.convert` changed: rooms ask for them that know no more of it. The options of
+# one are its scalings, those of the other Keras's config of the quantization that the layer trains for, serialized.
+FLOAT8, QAT = "fp8", "qat"
 
 
 @dataclasses.dataclass
@@ -68,6 +69,12 @@ def treatments_of(layer: Any) -> dict[str, Any]:
     """The treatments of a layer, by name, each with its options."""
     notes = notes_of(layer)
     return {} if notes is None else notes.treatments
+
+
+def quantization_trained_for(layer: Any) -> Any:
+    """Keras's config of the quantization that a layer trains for; None of any other layer."""
+    options = treatments_of(layer).get(QAT)
+    return None if options is None else keras.saving.deserialize_keras_object(options)
 
 
 def original_class(layer: Any) -> Any:

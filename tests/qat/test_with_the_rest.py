@@ -10,8 +10,7 @@ from random_layers import config_of
 import keras_mp
 import keras_mp.qat.quantized_model as qat_quantize
 from keras_mp.qat import quantization_aware
-from keras_mp.qat.keras_modes import QAT
-from keras_mp.rebuild.notes import treatments_of
+from keras_mp.rebuild.notes import QAT, treatments_of
 from keras_mp.rebuild.walk import layers_by_path
 
 pytestmark = pytest.mark.jax
