@@ -14,7 +14,7 @@ from keras_mp.fp8.quantize import read_kernel
 from keras_mp.fp8.scaled_product import matmul
 from keras_mp.fp8.scaling import ROLES, Scalings
 from keras_mp.rebuild.notes import FLOAT8, treatments_of
-from keras_mp.stability.float32_layers import SumsInFloat32
+from keras_mp.stability.accumulate import SumsInFloat32
 from keras_mp.treatment.waiting import is_traced
 
 # The amaxes of the steps before: how a layer keeps them, and how they leave a backward pass.

@@ -14,8 +14,7 @@ from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.scaling import Scalings
 from keras_mp.rebuild.notes import original_class, quantization_trained_for
 from keras_mp.rebuild.walk import layers_by_path
-from keras_mp.stability.float32_layers import NORMALIZATIONS
-from keras_mp.stability.output_layers import PASSING_ON, output_layers
+from keras_mp.stability.output_layers import NORMALIZATIONS, PASSING_ON, output_layers
 
 # NVIDIA, cuBLAS documentation, cublasLtMatmul: sizes of FP8 operands must be multiples of 16.
 MULTIPLE = 16

@@ -73,3 +73,7 @@ def product_float32(equation: str, left: Any, right: Any) -> Any:
     if keras.backend.standardize_dtype(left.dtype) == "float32":
         return keras.ops.einsum(equation, left, right)
     return engine.einsum_float32(equation, left, right)
+
+
+class SumsInFloat32:
+    """Marks a layer whose own product adds up in float32 before it is rounded: `stabilize` need not see to it."""

@@ -124,10 +124,6 @@ class Float32Operation:
         return keras.ops.cast(super().call(keras.ops.cast(x, "float32")), x.dtype)  # type: ignore[misc]
 
 
-class SumsInFloat32:
-    """Marks a layer whose own product adds up in float32 before it is rounded: `stabilize` need not see to it."""
-
-
 class Float32Result:
     """16-bit operands, float32 result; bias and activation in float32: for an output layer."""
 
@@ -353,15 +349,6 @@ SCORES_MIXINS = {
     keras.layers.MultiHeadAttention: Float32MultiHeadScores,
     keras.layers.GroupQueryAttention: Float32GroupedQueryScores,
 }
-NORMALIZATIONS = (
-    keras.layers.BatchNormalization,
-    keras.layers.GroupNormalization,
-    keras.layers.LayerNormalization,
-    keras.layers.Normalization,
-    keras.layers.RMSNormalization,
-    keras.layers.SpectralNormalization,
-    keras.layers.UnitNormalization,
-)
 ACTIVATION_ATTRIBUTES = ("activation", "recurrent_activation")
 
 

@@ -10,8 +10,18 @@ import keras
 from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.traced_call import trace_layers
 from keras_mp.rebuild.walk import LOW_PRECISION, children_of, graph_of, has_no_call
-from keras_mp.stability.float32_layers import SCORES_MIXINS
 
+# Layers whose softmax is a sublayer.
+ATTENTION_LAYERS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+NORMALIZATIONS = (
+    keras.layers.BatchNormalization,
+    keras.layers.GroupNormalization,
+    keras.layers.LayerNormalization,
+    keras.layers.Normalization,
+    keras.layers.RMSNormalization,
+    keras.layers.SpectralNormalization,
+    keras.layers.UnitNormalization,
+)
 # Layers between the last product and the model's output that do not change which product that is.
 PASSING_ON = (
     keras.layers.Activation,
@@ -104,5 +114,5 @@ def _reached(layer: keras.Operation) -> Iterator[keras.Layer]:
     """The layers below another that `find` looks at."""
     for child in children_of(layer):
         yield child
-        if not isinstance(child, tuple(SCORES_MIXINS)):
+        if not isinstance(child, ATTENTION_LAYERS):
             yield from _reached(child)

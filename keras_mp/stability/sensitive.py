@@ -14,16 +14,14 @@ import keras
 from keras_mp.rebuild.merged import CALIBRATED
 from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.rebuild.walk import LOW_PRECISION, children_of, layers_below, operations_of, with_self
+from keras_mp.stability.accumulate import SumsInFloat32
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
-    NORMALIZATIONS,
     RESULT_MIXINS,
-    SCORES_MIXINS,
     Float32Regularizer,
-    SumsInFloat32,
     float32_activation,
 )
-from keras_mp.stability.output_layers import calls_steps, output_layers
+from keras_mp.stability.output_layers import ATTENTION_LAYERS, NORMALIZATIONS, calls_steps, output_layers
 from keras_mp.stability.quantized_product import group_count, logits_stop_gradients
 from keras_mp.system.packages import LIBRARIES, package_of
 
@@ -167,7 +165,7 @@ def _find(layer: keras.Operation, path: str, outputs: dict[int, str], seen: set[
     if needs:
         treatments = tuple(dict.fromkeys(treatment for treatment, _ in needs if treatment))
         yield SensitiveLayer(path, layer, "; ".join(reason for _, reason in needs), treatments)
-    if isinstance(layer, tuple(SCORES_MIXINS)):
+    if isinstance(layer, ATTENTION_LAYERS):
         return  # its softmax is a sublayer, which the treatment of the scores leaves unused
     for child in children_of(layer):
         chooses = {id(child): "the output of a router"} if makes_router_logits(layer, child) else {}
@@ -229,7 +227,7 @@ def _needs_in_16_bits(layer: keras.Operation, output: str | None) -> Iterator[tu
         yield "regularizer", f"its activity regularizer adds up activations in {low}"
     if any(float32_activation(getattr(layer, name, None)) is not None for name in ACTIVATION_ATTRIBUTES):
         yield "activation", f"its softmax exponentiates and sums in {low}"
-    if isinstance(layer, tuple(SCORES_MIXINS)) and "scores" not in treatments_of(layer):
+    if isinstance(layer, ATTENTION_LAYERS) and "scores" not in treatments_of(layer):
         yield "scores", f"it sums attention scores and takes their softmax in {low}"
     if output is not None:
         treatment = _output_treatment(layer)

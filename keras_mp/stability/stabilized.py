@@ -18,6 +18,7 @@ from keras_mp.rebuild.quantized_policies import (
 )
 from keras_mp.rebuild.state import narrow, widen
 from keras_mp.rebuild.walk import own_variables
+from keras_mp.stability.accumulate import SumsInFloat32
 from keras_mp.stability.attention import ATTENTION, attending
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
@@ -29,7 +30,6 @@ from keras_mp.stability.float32_layers import (
     Float32Operation,
     Float32Regularizer,
     Float32RowNormalization,
-    SumsInFloat32,
     UnroundedArguments,
     float32_activation,
     plain_activation,
