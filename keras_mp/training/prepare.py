@@ -333,7 +333,7 @@ def _told_after(prepared: keras.Model, jit: Support) -> dict[str, str]:
     Args:
         jit: whether to jit, and why.
     """
-    told = {}
+    told: dict[str, str] = {}
     by: dict[str, list[str]] = {}
     for name, words in attended_by(prepared).items():
         by.setdefault(words, []).append(name)
