@@ -54,7 +54,7 @@ def load_model_file(
 
 
 def check_model_file(path: str | os.PathLike[str]) -> Path:
-    """Refuses what is no `.keras` file, as `load_model_file` does, without loading anything."""
+    """Refuses what is no `.keras` file, without loading anything."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
@@ -101,7 +101,7 @@ def _cause(error: Exception, modules: Sequence[str], unsafe: bool) -> str:
 
 
 def model_of_file(path: Path, modules: Sequence[str] = (), *, unsafe: bool = False) -> tuple[Any, bool]:
-    """Loads a model as `load_model_file` does, and tells whether it is compiled for training."""
+    """Loads a model, and tells whether it is compiled."""
     model = load_model_file(path, modules, unsafe=unsafe)
     return model, bool(model.compiled and model.optimizer is not None)
 
@@ -109,7 +109,7 @@ def model_of_file(path: Path, modules: Sequence[str] = (), *, unsafe: bool = Fal
 def step_of_file(
     path: Path, batch_size: int, length: int | None = None, modules: Sequence[str] = (), *, unsafe: bool = False
 ) -> tuple[Any, tuple[Any, Any], bool]:
-    """Loads a model, and makes the shapes of a batch for it.
+    """Loads a model, and makes shapes of a batch.
 
     Args:
         batch_size, length: the sizes that the model leaves open, as for `shapes_of_step`.

@@ -23,7 +23,7 @@ FP8 = "fp8"
 
 
 def precision_of(model: keras.Model) -> str:
-    """Names the precision of a model: the policy of most of its layers that have weights, or "fp8"."""
+    """Names the precision of most layers with weights, or "fp8"."""
     layers = [layer for layer in layers_by_path(model).values() if layer.weights]
     if any(isinstance(layer, Float8Layer) or layer.quantization_mode == "float8" for layer in layers):
         return FP8
@@ -32,7 +32,7 @@ def precision_of(model: keras.Model) -> str:
 
 
 def check_precision(name: str, argument: str = "compare") -> str:
-    """Returns the name of a precision, or raises a ValueError that names the argument and lists those there are."""
+    """Returns the name of a precision, or raises a ValueError."""
     return str(one_of(argument, name, PRECISIONS))
 
 

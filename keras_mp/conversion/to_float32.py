@@ -54,10 +54,10 @@ FLOAT32_POLICY: Config = {
 
 
 def to_float32(node: Config, layer: Any) -> Config:
-    """The rebuild rule of a float32 model: every dtype policy and every 16-bit dtype string becomes float32.
+    """Rewrites dtype policies and 16-bit dtype strings to float32.
 
-    FP8 layers and lean ones become plain ones. Weights that are quantized to integers stay so, and are dequantized to
-    float32.
+    It is the rebuild rule of a float32 model. FP8 layers and lean ones become plain ones. Weights that are quantized to
+    integers stay so, and are dequantized to float32.
     """
     node = untreated_node(node, (FLOAT8, *LEAN), with_options=(FROZEN,))
     kind = node.get("class_name")
@@ -102,12 +102,14 @@ def _is_low(name: Any) -> bool:
 
 
 def is_merged(model: keras.Model) -> bool:
-    """Whether no layer of a model is quantized to integers or has LoRA."""
+    """Whether no layer is quantized to integers or has LoRA."""
     return not any(map(is_adapted, layers_by_path(model).values()))
 
 
 def merged_float32(model: keras.Model, sample: Any = None) -> keras.Model:
-    """A new model in float32 whose layers have one matrix of floats each: dequantized, with LoRA's product added.
+    """Makes a float32 model: dequantized, with LoRA added.
+
+    Its layers have one matrix of floats each.
 
     Returns:
         The new model, not compiled.
@@ -121,9 +123,10 @@ def merged_float32(model: keras.Model, sample: Any = None) -> keras.Model:
 
 
 def unmerged_float32(model: keras.Model, sample: Any = None) -> keras.Model:
-    """The same with quantization and LoRA as they are, computed by Keras in float32 from inputs that are not quantized.
+    """Makes a float32 model, with quantization and LoRA kept.
 
-    What it computes differs from `merged_float32` by rounding in float32 alone.
+    Keras computes them in float32, from inputs that are not quantized. What it computes differs from `merged_float32`
+    by rounding in float32 alone.
     """
     new = _whole(model, rebuild(model, to_float32, policy="float32", sample=sample, carry_compile=False))
     for layer in layers_by_path(new).values():
@@ -146,7 +149,10 @@ _BEFORE_CALL = {"__init__", "build", "get_config", "from_config"}
 
 
 class CallsUnderOwnPolicy:
-    """Runs its call with its own dtype policy as the global one, which a layer that is made there takes."""
+    """Runs its call with its own dtype policy as global.
+
+    Layers that the call makes take the global one.
+    """
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         with restored_policy(self.dtype_policy):  # type: ignore[attr-defined]
@@ -154,7 +160,10 @@ class CallsUnderOwnPolicy:
 
 
 def keep_own_policies(model: keras.Model) -> keras.Model:
-    """Lets the layers of a new model whose calls make layers give these their own policy; returns the model."""
+    """Lets the calls of layers make layers of their policy.
+
+    The model is new; it is returned.
+    """
     for layer in filter(_makes_layers, with_self(model)):
         treat(layer, {OWN_POLICY: None})
     return model
@@ -187,11 +196,11 @@ def computes_in_float32(model: keras.Model) -> bool:
 
 @contextmanager
 def in_float32(model: keras.Model) -> Iterator[None]:
-    """Lets a model compute in float32 throughout; afterwards it is what it was, bit for bit.
+    """Lets a model compute in float32 throughout, for a while.
 
-    Dtype policies, what treated layers multiply in, 16-bit weights, and the dtypes that functional graphs and
-    Sequential models cast their inputs to. FP8 layers compute as plain ones. Steps that were traced before are not
-    affected.
+    Afterwards it is what it was, bit for bit. Meanwhile dtype policies, what treated layers multiply in, 16-bit
+    weights, and the dtypes that functional graphs and Sequential models cast their inputs to are float32, and FP8
+    layers compute as plain ones. Steps that were traced before are not affected.
     """
     layers = with_self(model)
     plain = not any(isinstance(layer, Float8Layer) or _low_inputs(layer) for layer in layers)

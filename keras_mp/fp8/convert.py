@@ -89,7 +89,7 @@ def Float8EinsumDense(  # noqa: N802
 
 @contextmanager
 def without_float8(model: keras.Model) -> Iterator[None]:
-    """Lets FP8 layers be plain ones for a while; their amaxes are kept."""
+    """Lets FP8 layers be plain for a while, amaxes kept."""
     before = []
     for layer in layers_by_path(model).values():
         if isinstance(layer, Float8Layer):
@@ -269,7 +269,9 @@ def decisions(
     batch_size: int = 8,
     scaling: Scalings | Scaling | str | None = None,
 ) -> list[Decision]:
-    """Says of each Dense and EinsumDense layer whether it computes in 8 bits, or would after `convert`, and why.
+    """Says which products are in 8 bits, and why.
+
+    It says of each Dense and EinsumDense layer whether it computes so, or would after `convert`.
 
     Args:
         model: a built Keras model, before or after `convert`.

@@ -162,13 +162,13 @@ def _impossible(layer: keras.layers.Layer) -> str:
 
 
 def reads_sparse(layer: keras.layers.Layer) -> bool:
-    """Whether a layer of a functional graph reads a sparse tensor."""
+    """Whether a layer of a graph reads a sparse tensor."""
     # Private, as there is no public list of the calls of a layer.
     return any(tensor.sparse for node in layer._inbound_nodes for tensor in node.input_tensors)
 
 
 def matrix_sizes(layer: keras.layers.Layer) -> tuple[int, int]:
-    """Counts the inputs and the outputs of a built layer, whatever the shape of its kernel."""
+    """Counts inputs and outputs of a layer's product."""
     shape = tuple(layer.kernel.shape)
     if isinstance(layer, keras.layers.Dense):
         return math.prod(shape[:-1]), shape[-1]
@@ -191,10 +191,11 @@ def _too_small(inputs: int, outputs: int) -> str:
 
 
 def end_layers(model: keras.Model) -> dict[int, str]:
-    """Finds the Dense and EinsumDense layers that read a model's input or compute its output.
+    """Finds products that read the input or compute the output.
 
-    Layers that neither multiply nor mix, such as Flatten, Dropout and normalizations, may lie between. A subclassed
-    model does not say in which order it calls its layers; there the first and the last created count.
+    They are Dense and EinsumDense layers. Layers that neither multiply nor mix, such as Flatten, Dropout and
+    normalizations, may lie between. A subclassed model does not say in which order it calls its layers; there the first
+    and the last created count.
 
     Returns:
         Why each is left out, by the layer's id.

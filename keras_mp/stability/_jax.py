@@ -10,15 +10,16 @@ from keras_mp.backend.jax.devices import traced_chip
 
 
 def fused_attention_in_float32(dtype: str) -> bool:
-    """Whether Keras's fused attention adds up and normalizes scores in float32, as jax.nn.dot_product_attention does.
+    """Whether Keras's fused attention keeps its scores in float32.
 
-    On a CPU that function asks XLA for a product of float16 that it has not (jax 0.10): "F16_F16_F32 is not supported".
+    It adds up and normalizes them as jax.nn.dot_product_attention does. On a CPU that function asks XLA for a product
+    of float16 that it has not (jax 0.10): "F16_F16_F32 is not supported".
     """
     return not (dtype == "float16" and traced_chip().platform == "cpu")
 
 
 def einsum_float32(equation: str, left: Any, right: Any) -> Any:
-    """Contracts two 16-bit tensors and returns the float32 sums; see `keras_mp.stability.accumulate`."""
+    """Contracts 16-bit tensors into float32; see `keras_mp.stability.accumulate`."""
 
     def product(left: Any, right: Any) -> Any:
         return jnp.einsum(equation, left, right, preferred_element_type=jnp.float32)
@@ -35,7 +36,7 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
 
 
 def normalize_batch(x: Any, gamma: Any, beta: Any, epsilon: float) -> None:
-    """Returns None: whatever is jitted around it fuses what Keras's layer does."""
+    """Returns None: XLA fuses what Keras's layer does."""
     del x, gamma, beta, epsilon
 
 

@@ -16,12 +16,15 @@ from keras_mp.stability._tensorflow_rows import normalize_rows as normalize_rows
 
 
 def fused_attention_in_float32(dtype: str) -> bool:
-    """Whether Keras's fused attention adds up and normalizes scores in float32: here it does so in their own dtype."""
+    """Whether Keras's fused attention keeps its scores in float32.
+
+    Here it has them in their own dtype.
+    """
     return False
 
 
 def einsum_float32(equation: str, left: Any, right: Any) -> Any:
-    """Contracts two 16-bit tensors and returns the float32 sums; see `keras_mp.stability.accumulate`."""
+    """Contracts 16-bit tensors into float32; see `keras_mp.stability.accumulate`."""
     operands, out = equation.split("->")
     left_labels, right_labels = operands.split(",")
     batch = [label for label in left_labels if label in right_labels and label in out]
@@ -77,7 +80,9 @@ def _transposed(x: Any, labels: Sequence[str], order: Sequence[str]) -> Any:
 
 
 def normalize_batch(x: Any, gamma: Any, beta: Any, epsilon: float) -> tuple[Any, Any, Any] | None:
-    """Normalizes each feature over a batch in one kernel, which takes mean and variance in float32.
+    """Normalizes each feature over a batch in one kernel.
+
+    It takes mean and variance in float32.
 
     Args:
         x: floats, shape `(..., features)`.

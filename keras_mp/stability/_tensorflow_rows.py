@@ -23,7 +23,9 @@ from keras_mp.backend.tensorflow.islands import in_differentiated_island
 def normalize_rows(
     plain: Callable[[Any], Any], x: Any, gamma: Any, beta: Any, epsilon: float, *, centered: bool, dtype: str
 ) -> Any:
-    """Normalizes each row: as an island, which keeps x alone for the backward pass, or by the plain function.
+    """Normalizes each row, by an island or the plain function.
+
+    An island keeps x alone for the backward pass.
 
     Args:
         plain: a function from x to the same result.

@@ -16,7 +16,7 @@ MASKED_SCORE = -0.7 * 3.4e38
 
 
 def einsum_float32(equation: str, left: Any, right: Any) -> Any:
-    """Contracts two 16-bit tensors into a float32 one; gradients are contracted likewise.
+    """Contracts two 16-bit tensors into float32; gradients alike.
 
         out       = sum(left . right)                          float32
         grad left = sum(cast(grad out, 16 bit) . right)        float32, then 16 bit
@@ -54,13 +54,15 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
 
 
 def last_axis(rank: int) -> str:
-    """The equation of a Dense layer: the last axis of an input of that rank with the first of a kernel."""
+    """The equation of a Dense layer, by rank."""
     labels = string.ascii_lowercase[:rank]
     return f"{labels},{labels[-1]}z->{labels[:-1]}z"
 
 
 def product_float32(equation: str, left: Any, right: Any) -> Any:
-    """Contracts two tensors into a float32 one, for code that has a gradient of its own.
+    """Contracts two tensors into float32, without a gradient.
+
+    It is for code that has a gradient of its own.
 
     Args:
         equation: an equation as for `einsum_float32`.
@@ -76,4 +78,7 @@ def product_float32(equation: str, left: Any, right: Any) -> Any:
 
 
 class SumsInFloat32:
-    """Marks a layer whose own product adds up in float32 before it is rounded: `stabilize` need not see to it."""
+    """Marks a layer whose product adds up in float32.
+
+    `stabilize` need not see to it.
+    """

@@ -19,7 +19,10 @@ engine = backend.engine_of(__package__)
 
 
 class Float32Inside:
-    """Inputs and weights in float32; the result in `precision`, so that what follows is not slowed down."""
+    """Computes in float32, and returns the dtype of `precision`.
+
+    So what follows is not slowed down.
+    """
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         return keras.tree.map_structure(self._lowered, super().call(*args, **kwargs))  # type: ignore[misc]
@@ -38,7 +41,7 @@ class Float32Inside:
 
 
 class UnroundedArguments(Float32Inside):
-    """Reads arguments as they come, where Keras rounds those in float32; weights and the result in `precision`."""
+    """Reads float32 arguments unrounded; weights and result in `precision`."""
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         with AutocastScope(precision_of_layer(self)):
@@ -46,7 +49,7 @@ class UnroundedArguments(Float32Inside):
 
 
 class Float32BatchNormalization(Float32Inside):
-    """Reads 16-bit inputs as they are, where one kernel takes their statistics in float32 and normalizes them.
+    """Normalizes 16-bit inputs in one kernel, with float32 statistics.
 
         moving = momentum . moving + (1 - momentum) . (mean or variance of the batch)
 
@@ -78,7 +81,7 @@ class Float32BatchNormalization(Float32Inside):
 
 
 class Float32RowNormalization(Float32Inside):
-    """Layer or RMS normalization, over the last axis by the backend.
+    """Layer or RMS normalization over the last axis, in float32.
 
     For Keras's own layers: a subclass that computes otherwise is Float32Inside.
     """
@@ -111,21 +114,27 @@ class Float32RowNormalization(Float32Inside):
 
 
 class Float32Losses:
-    """Losses that the layer's own code adds, in float32: on TensorFlow Keras cannot add a 16-bit one to the model's."""
+    """Adds losses of the layer's own code in float32.
+
+    On TensorFlow Keras cannot add a 16-bit one to the model's.
+    """
 
     def add_loss(self, loss: Any) -> None:
         super().add_loss(keras.tree.map_structure(_widened, loss))  # type: ignore[misc]
 
 
 class Float32Operation:
-    """An operation of a functional graph, which has no policy, in float32; the result in the input's dtype."""
+    """Computes an operation in float32, returns the input's dtype."""
 
     def call(self, x: Any) -> Any:
         return keras.ops.cast(super().call(keras.ops.cast(x, "float32")), x.dtype)  # type: ignore[misc]
 
 
 class Float32Result:
-    """16-bit operands, float32 result; bias and activation in float32: for an output layer."""
+    """Multiplies 16-bit operands into float32, for an output layer.
+
+    Bias and activation are in float32, too.
+    """
 
     def _product(self, equation: str, inputs: Any, kernel: Any) -> Any:
         dtype = precision_of_layer(self)
@@ -211,7 +220,7 @@ class Float32ResultReversibleEmbedding(Float32Result):
 
 
 class Float32Scores:
-    """Scores from 16-bit queries and keys, added up and normalized in float32, on every path of the layer.
+    """Adds up and normalizes scores in float32, on every path.
 
         probabilities = softmax(scale . query . key^T + mask)     float32, then 16 bit
         output        = dropout(probabilities) . value            16 bit
@@ -325,12 +334,12 @@ _PLAIN = {wide: plain for plain, wide in FLOAT32_ACTIVATIONS.items()}
 
 
 def float32_activation(activation: Any) -> Any:
-    """The same activation in float32; None of one that needs it not, or has it."""
+    """The same activation in float32; None where it needs not."""
     return _exchanged(activation, FLOAT32_ACTIVATIONS)
 
 
 def plain_activation(activation: Any) -> Any:
-    """The activation that `float32_activation` returned another for; None of any other."""
+    """The activation before `float32_activation`; None of any other."""
     return _exchanged(activation, _PLAIN)
 
 
@@ -382,7 +391,7 @@ class Activation(NamedTuple):
 
 
 def activation_of(given: Any) -> Activation:
-    """What a layer computes with, of the value that it has as its activation."""
+    """Reads what a layer computes with as its activation."""
     arguments: dict[str, Any] = {}
     while isinstance(given, functools.partial) and not given.args:
         arguments = {**given.keywords, **arguments}

@@ -35,20 +35,22 @@ PASSING_ON = (
 
 
 def calls_steps(layer: keras.Operation) -> bool:
-    """Whether a layer calls the layer in it without regard to that layer's dtype, as Keras's TimeDistributed does.
+    """Whether a layer ignores the dtype of the layer within.
 
-    It calls the `call()` of the layer in it, and not the layer, so that inputs and weights come in its own dtype.
+    As Keras's TimeDistributed does: it calls the `call()` of the layer in it, and not the layer, so that inputs and
+    weights come in its own dtype.
     """
     steps = keras.layers.TimeDistributed
     return isinstance(layer, steps) and original_class(layer).call is steps.call
 
 
 def output_layers(model: keras.Model) -> dict[int, str]:
-    """The layers that compute the model's outputs, by id, with a word for what they compute.
+    """Finds the layers that compute the model's outputs, by id.
 
-    Of a subclassed model its call is traced: a layer counts where the model returns that layer's very result, and the
-    model itself where its own code computes an output in 16 bits, or cannot be traced. Those of its parts where it only
-    trains models, as a GAN does its generator and its discriminator, and has no `call()`.
+    Each has a word for what it computes. Of a subclassed model its call is traced: a layer counts where the model
+    returns that layer's very result, and the model itself where its own code computes an output in 16 bits, or cannot
+    be traced. Those of its parts where it only trains models, as a GAN does its generator and its discriminator, and
+    has no `call()`.
     """
     reasons: dict[int, str] = {}
 

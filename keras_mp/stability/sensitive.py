@@ -52,7 +52,10 @@ ADAPTIVE_POOLING = tuple(
 
 
 def long_sum_of(layer: keras.Operation) -> str:
-    """Says what a layer adds up in the dtype of its inputs, if those are more than a few numbers; empty otherwise."""
+    """Says which long sum a layer has in 16 bits.
+
+    A long sum is of more than a few numbers; empty where it has none.
+    """
     if isinstance(layer, keras.layers.GlobalAveragePooling1D):
         return "the steps of a masked sequence"
     if isinstance(layer, keras.layers.Dot) and layer.normalize:
@@ -74,7 +77,10 @@ def long_sum_of(layer: keras.Operation) -> str:
 
 
 def sums_one_operand(equation: str) -> bool:
-    """Whether an einsum adds up an axis of one operand before the product, as "abc,cd->ad" does with b."""
+    """Whether an einsum adds up an axis of one operand.
+
+    So does "abc,cd->ad" with b, before the product.
+    """
     operands, out = equation.replace("...", "").replace(" ", "").split("->")
     left, right = operands.split(",")
     return bool((set(left) ^ set(right)) - set(out))
@@ -105,7 +111,7 @@ _ONCE = ("__init__", "build")
 
 
 class SensitiveLayer(NamedTuple):
-    """A layer that must not run in low precision, and does.
+    """A layer that needs float32, and lacks it.
 
     Attributes:
         path: the names that lead to it, joined with `/`.
@@ -122,7 +128,7 @@ class SensitiveLayer(NamedTuple):
 
 
 def sensitive_layers(model: keras.Model) -> list[SensitiveLayer]:
-    """Lists the layers of a model that compute in float16 or bfloat16 but need float32.
+    """Lists layers that compute in 16 bits but need float32.
 
     These are normalizations (Keras's, and custom layers whose class name ends in Norm or Normalization), softmax as a
     layer, as an activation and inside attention, regularizers of activations, losses that a layer's own code adds, the
@@ -146,7 +152,7 @@ def sensitive_layers(model: keras.Model) -> list[SensitiveLayer]:
 
 
 def find(model: keras.Model) -> list[SensitiveLayer]:
-    """Lists what `sensitive_layers` does, and what nothing can be done about."""
+    """Lists sensitive layers, and what nothing can be done about."""
     sensitive = list(_find(model, model.name, output_layers(model), set()))
     for operation in operations_of(model):
         dtype = keras.backend.standardize_dtype(keras.tree.flatten(operation.output)[0].dtype)
@@ -173,20 +179,23 @@ def _find(layer: keras.Operation, path: str, outputs: dict[int, str], seen: set[
 
 
 def routers(model: keras.Layer) -> list[keras.Layer]:
-    """KerasHub's routers, which choose experts, and the Dense layers that make their logits."""
+    """Lists KerasHub's routers, and Dense layers that make their logits."""
     layers = with_self(model)
     logits = [child for layer in layers for child in children_of(layer) if makes_router_logits(layer, child)]
     return [*(layer for layer in layers if is_router(layer)), *logits]
 
 
 def is_router(layer: Any) -> bool:
-    """Whether a layer of KerasHub returns a weight for each expert, rounded to its own dtype."""
+    """Whether a layer of KerasHub weighs experts, in its dtype."""
     cls = original_class(layer)
     return package_of(cls) == "keras_hub" and cls.__name__.endswith("Router")
 
 
 def makes_router_logits(layer: Any, child: Any) -> bool:
-    """Whether a Dense layer in a layer of KerasHub makes the logits by which that chooses experts."""
+    """Whether a Dense layer makes the logits that choose experts.
+
+    It is one in a layer of KerasHub.
+    """
     of_experts = isinstance(child, keras.layers.Dense) and child.units == getattr(layer, "num_experts", None)
     return of_experts and package_of(original_class(layer)) == "keras_hub"
 
@@ -278,7 +287,7 @@ def _rounds_arguments(layer: Any) -> bool:
 
 
 def names_in_own_code(layer: keras.Operation) -> set[str]:
-    """The names of attributes and globals that code in a layer's own class uses."""
+    """The names that code in a layer's own class uses."""
     return set().union(*map(names_in, _own_code(layer)))
 
 

@@ -99,7 +99,7 @@ def stabilize(model: keras.Model) -> keras.Model:
 
 
 def change_sensitive(model: keras.Model, sensitive: Sequence[SensitiveLayer]) -> None:
-    """Does what `stabilize` does to a built model, whose sensitive layers were found before."""
+    """Does to a built model what `stabilize` does."""
     wanted = [(entry.layer, dict.fromkeys(entry.treatments)) for entry in sensitive if entry.treatments]
     change(model, [*wanted, *((part, {ATTENTION: None}) for part in attending(model))])
     missed = [f"{entry.path!r}: {entry.reason}" for entry in sensitive if not entry.treatments]
@@ -213,7 +213,10 @@ def _inside(original: type, names: Any = ()) -> type:
 
 
 def result_mixin(original: type, names: Any) -> type | None:
-    """The mixin of a layer that multiplies 16-bit operands and returns float32; an FP8 layer does so by itself."""
+    """The mixin that multiplies 16-bit operands into float32.
+
+    An FP8 layer does so by itself, and needs none.
+    """
     float8 = FLOAT8 in names or issubclass(original, SumsInFloat32)
     return None if float8 else _by_base(RESULT_MIXINS, original)
 

@@ -40,7 +40,7 @@ _ENDS = 8  # of paths, where the names are longer
 
 
 class Part(NamedTuple):
-    """A part of a model that `stabilize`, `convert` or `make_lean` changes or could change.
+    """A part of a model that a change is for.
 
     Attributes:
         layer: the names that lead to the layer, joined with `/`.
@@ -65,7 +65,9 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelReport(Report):
-    """The layers of a model that are stable, in 8 bits or lean: the result of `keras_mp.report`.
+    """The parts of a model that changes are for.
+
+    They are stable, in 8 bits or lean: the result of `keras_mp.report`.
 
     Attributes:
         name: the name of the model.

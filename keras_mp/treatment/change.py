@@ -29,7 +29,7 @@ Wanted = tuple[Any, Mapping[str, Any]]
 
 
 def check_built(model: keras.Model) -> None:
-    """Refuses what is no model, and a model whose layers are not all there yet.
+    """Refuses what is no model, or has no layers yet.
 
     Raises:
         TypeError: it is no Keras model.
@@ -49,7 +49,7 @@ _changing: ContextVar[tuple[keras.Model, set[int]] | None] = ContextVar("changin
 
 @contextmanager
 def settled(model: keras.Model) -> Iterator[set[int]]:
-    """Settles once, at its end, all that is changed in a model within it.
+    """Settles all changes of a model once, at its end.
 
     Layers above what changed note what no config would show; the dtypes of functional graphs are inferred again; traced
     steps are dropped; an optimizer whose weights changed becomes a new one with the state of the old.
@@ -83,7 +83,7 @@ def settled(model: keras.Model) -> Iterator[set[int]]:
 
 
 def change(model: keras.Model, wanted: Iterable[Wanted]) -> None:
-    """Applies treatments to parts of a model, in place, and settles it.
+    """Applies treatments to parts of a model, in place.
 
     Args:
         wanted: the parts of the model, and the model itself, each with its treatments.
@@ -96,7 +96,7 @@ def change(model: keras.Model, wanted: Iterable[Wanted]) -> None:
 
 
 def undo(model: keras.Model, names: Collection[str], also: Iterable[tuple[Any, Callable[[Any], None]]] = ()) -> None:
-    """Undoes treatments of a model and of everything in it, in place, and settles it.
+    """Undoes treatments of a model and its parts, in place.
 
     Args:
         also: pairs of a layer that changes in another way, and of the function that changes it.
@@ -116,7 +116,7 @@ def _variables(model: keras.Model) -> dict[int, tuple[Any, str]]:
 
 
 def note_inside(model: keras.Layer) -> None:
-    """Lets the layers whose code creates treated ones say so in their configs, and no others."""
+    """Notes which layers hold treated ones that no config shows."""
     treated: dict[int, bool] = {}
 
     def visit(layer: Any) -> bool:
@@ -135,7 +135,10 @@ def note_inside(model: keras.Layer) -> None:
 
 
 def shows_its_parts(layer: Any) -> bool:
-    """Whether the config of a layer holds those of all its parts: a functional or sequential model of Keras's own."""
+    """Whether the config of a layer shows its parts.
+
+    That of a functional or sequential model of Keras's own does.
+    """
     cls = original_class(layer)
     if issubclass(cls, keras.Sequential):
         return cls.get_config is keras.Sequential.get_config
@@ -143,7 +146,7 @@ def shows_its_parts(layer: Any) -> bool:
 
 
 def infer_again(model: keras.Layer, changed: set[int]) -> None:
-    """Gives the tensors of functional graphs, which were made before, the dtypes of now.
+    """Gives the tensors of functional graphs the dtypes of now.
 
     Args:
         model: the layer or model that holds the graphs, at any depth.

@@ -101,7 +101,7 @@ _register = keras.saving.register_keras_serializable("keras_mp", "Treated")
 
 @_register
 class Treated(Changed):
-    """A layer with treatments; it is still an instance of its own class.
+    """A layer with treatments, still an instance of its class.
 
     Its config holds the original layer's config, the treatments with their options, and by their places those of the
     sublayers that the layer's own code creates and no config shows.
@@ -254,7 +254,7 @@ def _read(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parts_of(layer: Any) -> Iterator[tuple[int | str, Any]]:
-    """The sublayers of a layer, and the operations of its graph, each with its step of a place."""
+    """The sublayers and operations of a layer, with their steps."""
     # A Sequential gets its input only once it is built.
     inner = [child for child in children_of(layer) if not isinstance(child, keras.layers.InputLayer)]
     yield from enumerate(inner)
@@ -264,7 +264,7 @@ def parts_of(layer: Any) -> Iterator[tuple[int | str, Any]]:
 
 
 def part_at(layer: Any, place: Place) -> Any:
-    """The layer or operation at a place; None where it is not there yet."""
+    """The layer or operation at a place, or None."""
     for step in place:
         layer = dict(parts_of(layer)).get(step)
         if layer is None:
@@ -291,13 +291,15 @@ def _not_shown(layer: Any, shown: Collection[int]) -> Iterator[tuple[Place, Note
 
 
 def new_to(layer: Any, treatments: Mapping[str, Any]) -> dict[str, Any]:
-    """The treatments among some that a layer does not have, or has with other options."""
+    """The treatments that a layer lacks, or has otherwise."""
     has = treatments_of(layer)
     return {name: options for name, options in treatments.items() if name not in has or has[name] != options}
 
 
 def treat(layer: Any, treatments: Mapping[str, Any], precision: str = "") -> Any:
-    """Applies treatments to a live layer, in place and besides those that it has, and returns it.
+    """Applies treatments to a live layer, in place; returns it.
+
+    Those that it has stay.
 
     Args:
         layer: a Keras layer, built or not, or an operation; no traced step holds it, or the step is dropped after.
@@ -333,7 +335,10 @@ def treat(layer: Any, treatments: Mapping[str, Any], precision: str = "") -> Any
 
 
 def untreat(layer: Any, names: Collection[str]) -> Any:
-    """Undoes some treatments of a layer, in place, and returns it; those that it does not have are passed over."""
+    """Undoes treatments of a layer, in place; returns it.
+
+    Those that it does not have are passed over.
+    """
     notes = notes_of(layer)
     gone = [] if notes is None else [name for name in notes.treatments if name in names]
     if notes is None or not gone:
@@ -349,7 +354,7 @@ def untreat(layer: Any, names: Collection[str]) -> Any:
 
 
 def rebase(layer: Any, original: type) -> None:
-    """Gives a layer another class of its own, below its treatments."""
+    """Gives a layer another class below its treatments."""
     notes = notes_of(layer)
     layer.__class__ = original if notes is None else _extended(original, notes.treatments)
 
@@ -431,7 +436,9 @@ def _init_of_graph(cls: Any, treatments: Mapping[str, Any]) -> Callable[..., Non
 
 
 def untreated_node(node: Config, treatments: Collection[str], with_options: Collection[str] = ()) -> Config:
-    """Rewrites the config of a layer to that of the layer without treatments; any other dict is returned as it is.
+    """Rewrites a config to that of the layer without treatments.
+
+    Any other dict is returned as it is.
 
     Args:
         with_options: names of treatments that stay where they have options.

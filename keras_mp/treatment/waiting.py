@@ -20,17 +20,19 @@ _CALLS: dict[str, Callable[..., Any]] = {}
 
 
 def register_calls(calls: Mapping[str, Callable[..., Any]]) -> None:
-    """Makes functions known that are called with a model once it is built."""
+    """Makes functions known that can wait for a built model."""
     _CALLS.update(calls)
 
 
 def call(model: keras.Model, name: str, **arguments: Any) -> None:
-    """Makes a registered call, of a room that is not imported here."""
+    """Makes a registered call, of a room not imported here."""
     _CALLS[name](model, **arguments)
 
 
 def waits(model: keras.Model, name: str, **arguments: Any) -> bool:
-    """Lets a call wait where a model is not built; Keras builds it from the first batch.
+    """Lets a call wait where a model is not built.
+
+    Keras builds it from the first batch.
 
     Args:
         name: the name that the function is registered under.
@@ -58,7 +60,7 @@ def waits(model: keras.Model, name: str, **arguments: Any) -> bool:
 
 
 def waiting(model: keras.Layer) -> list[str]:
-    """The names of the calls that wait until a model is built."""
+    """The names of the calls that wait for a model."""
     return [name for name, _ in treatments_of(model).get(WAITING, ())]
 
 
@@ -83,7 +85,7 @@ def _make_calls(model: Any) -> None:
 
 
 def is_traced() -> bool:
-    """Whether what runs now is part of a program, where variables cannot be changed."""
+    """Whether this runs in a program, where variables cannot change."""
     return in_stateless_scope() or not backend.is_concrete(keras.ops.zeros(()))
 
 

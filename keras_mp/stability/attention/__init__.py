@@ -20,7 +20,10 @@ ATTENTION = "attention"
 
 
 class AttentionAsAsked:
-    """Attends on a TPU with the mask and the scale that it was given; elsewhere as it does by itself."""
+    """Attends on a TPU with the mask and scale given.
+
+    Elsewhere it attends as it does by itself.
+    """
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         with engine.attention_as_asked() as used:
@@ -31,7 +34,7 @@ class AttentionAsAsked:
 
 
 def attending(model: keras.Model) -> list[Any]:
-    """The layers and operations of a model that call `keras.ops.dot_product_attention`, in the model's order.
+    """Lists what calls `keras.ops.dot_product_attention`, layers and operations.
 
     The model is saved and loaded for other machines, so these are the same on each; they ask for the chip when called.
     """
@@ -39,7 +42,10 @@ def attending(model: keras.Model) -> list[Any]:
 
 
 def attended_by(model: keras.Model) -> dict[str, str]:
-    """What computes the attention of each such layer on a TPU, by path; empty where a step is for another chip."""
+    """Says what computes attention on a TPU, by path.
+
+    It is empty where a step is for another chip.
+    """
     parts = attending(model)
     if not parts or backend.traced_chip().platform != "tpu":
         return {}

@@ -29,7 +29,9 @@ _used: list[list[str]] = []
 
 @contextmanager
 def attention_as_asked() -> Iterator[list[str]]:
-    """A scope in which `keras.ops.dot_product_attention` computes on a TPU what it says; elsewhere it is Keras's.
+    """Lets `keras.ops.dot_product_attention` compute on a TPU what it says.
+
+    Elsewhere it is Keras's.
 
     Yields:
         What computed each attention on a TPU, once it has: "Splash", or the kit's own form with the reason.
@@ -47,7 +49,9 @@ def attention_as_asked() -> Iterator[list[str]]:
 
 
 def trace_call(model: keras.Model, inputs: Any) -> None:
-    """Traces a call of a model, whose layers note how they attend; one of text or of open lengths is left.
+    """Traces a call, in which layers note how they attend.
+
+    A model of text or of open lengths is left.
 
     Args:
         model: a built model.
@@ -116,10 +120,11 @@ def splash_attention(
     soft_cap: float | None = None,
     mean_of_unseen: bool = False,
 ) -> Any:
-    """Attends with the Splash kernel, which keeps no scores and skips what no row sees; None where it does not serve.
+    """Attends with the Splash kernel; None where it cannot serve.
 
-    It serves lengths that are multiples of 128, and a mask of three factors: one that is known while the step is traced
-    and the same for all of the batch, as a causal one or a window; one over keys, as of padding; one over queries.
+    The kernel keeps no scores and skips what no row sees. It serves lengths that are multiples of 128, and a mask of
+    three factors: one that is known while the step is traced and the same for all of the batch, as a causal one or a
+    window; one over keys, as of padding; one over queries.
 
     Args:
         query: float32 or bfloat16, shape `(batch, rows, heads, features)`.
