@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import keras
 import numpy as np
@@ -107,6 +108,18 @@ def test_a_compiled_model_drops_the_step_that_it_has_traced():
     assert model.train_function is None and model.optimizer.built
     model.fit(x, x[:, :2], verbose=0)
     assert model.predict(x, verbose=0).dtype == np.float32
+
+
+@pytest.mark.filterwarnings("ignore:convert")
+def test_what_prepare_changes_is_settled_once_also_where_a_change_fails(monkeypatch):
+    settled, infer = [], keras_mp.treatment.change.infer_again
+    monkeypatch.setattr(keras_mp.treatment.change, "infer_again", lambda *given: settled.append(infer(*given)))
+    for fp8, fails in (({"select": lambda path, layer: True}, False), ({"target": "no chip"}, True)):
+        model = build()
+        with pytest.raises(ValueError, match="no chip") if fails else nullcontext():
+            keras_mp.prepare(model, "sgd", "mse", fp8=fp8)
+        assert len(settled) == 1 and model.outputs[0].dtype == "float32"
+        settled.clear()
 
 
 @pytest.mark.filterwarnings("ignore:convert")
