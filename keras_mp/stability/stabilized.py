@@ -165,17 +165,13 @@ def _as_before(layer: Any) -> None:
     policy, now = notes.policy or before.policy, policy_of(layer)
     if policy.compute_dtype != notes.precision or policy.quantization_mode != now.quantization_mode:
         # It was read from a file that has its policy of now, or quantized since.
-        source = policy.name if notes.policy is not None else _mixed(notes.precision)
-        policy = with_source(now, source)
+        mixed = "float32" if notes.precision == "float32" else f"mixed_{notes.precision}"
+        policy = with_source(now, policy.name if notes.policy is not None else mixed)
     layer._dtype_policy, layer.autocast = policy, before.autocast  # private, as in to_compute_in_float32
     keep_statistics_as_computed(layer)
     for variable in own_variables(layer) if policy.variable_dtype != "float32" else ():
         if variable.path not in before.wide:
             narrow(variable, policy.variable_dtype)
-
-
-def _mixed(precision: str) -> str:
-    return precision if precision == "float32" else f"mixed_{precision}"
 
 
 def _activation_as_before(layer: Any) -> None:

@@ -17,7 +17,6 @@ from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.scaling import Scaling, Scalings, get_scalings
 from keras_mp.fp8.selection import Decision
 from keras_mp.lean.lean_model import lean_rows
-from keras_mp.qat.quantization_aware import Decision as QuantizationDecision
 from keras_mp.qat.quantization_aware import decisions as quantization_decisions
 from keras_mp.qat.quantization_aware import mode_of
 from keras_mp.rebuild.notes import treatments_of
@@ -218,7 +217,10 @@ def report(
     parts = [
         *_stable(model),
         *map(_product, products),
-        *(_quantized(row) for row in (quantization_decisions(model, scaling) if quantized else ())),
+        *(
+            Part(row.path, "convert", type(row.layer).__name__, row.done, row.pays, row.reason)
+            for row in (quantization_decisions(model, scaling) if quantized else ())
+        ),
         *(Part(row.layer, "make_lean", row.kind, row.lean, not row.reason, row.reason) for row in lean_rows(model)),
     ]
     options = {
@@ -259,10 +261,6 @@ def _product(decision: Decision) -> Part:
     gain = None if decision.cost is None else decision.cost.gain
     done = isinstance(decision.layer, Float8Layer)
     return Part(decision.path, "convert", sizes, done, decision.float8 and not done, decision.reason, gain)
-
-
-def _quantized(row: QuantizationDecision) -> Part:
-    return Part(row.path, "convert", type(row.layer).__name__, row.done, row.pays, row.reason)
 
 
 def _prediction(target: str | None, batch_size: int, scalings: Scalings) -> str:
