@@ -1,4 +1,4 @@
-"""FP8 that really is FP8, INT8 and NVFP4: matrix products with operands in 8 or 4 bits, forward and backward."""
+"""Matrix products with operands in 8 or 4 bits."""
 
 from keras_mp.system.stub_names import door
 

@@ -1,4 +1,4 @@
-"""Products of 8-bit floats, and of blocks that share a scale, on JAX."""
+"""JAX: the functions of `keras_mp.fp8`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def scaled_dot(
     apart: bool,
     name: str,
 ) -> Any:
-    """Multiplies two arrays, adds up in float32, or INT8 in int32, and scales the sums in float32.
+    """Multiplies two arrays, and scales the sums in float32.
+
+    FP8 and 16-bit floats are added up in float32, int8 in int32.
 
     Args:
-        left: FP8, int8 or 16-bit floats, of any shape.
-        right: an array like left, of any shape; of FP8, one of the two in E4M3.
+        left, right: arrays of any shape, of one kind; of FP8, one of the two in E4M3.
         axes: the axes of left and of right to sum over, in pairs.
         factor: float32, of shape (), that the sums are multiplied by.
-        dtype: the dtype of the result.
         precise: whether a GPU must add up in full float32.
         apart: whether the compiler may not fuse what follows into the product.
         name: the name of the operation in the compiled program: the last of the scopes, which `/` separates. Keras has
@@ -65,20 +65,15 @@ def block_scaled_dot(
     name: str,
     emulate: Callable[..., Any],
 ) -> Any:
-    """Multiplies the rows of two matrices in blocks that share a scale, by the units of NVIDIA's GPUs.
+    """Multiplies rows of two matrices in blocks with scales.
+
+    NVIDIA's GPUs have units for it.
 
     Args:
-        left: FP8 or E2M1, of shape (m, k).
-        left_scales: the scales of left, of shape (m, k / 32) for FP8, uint8, as E8M0; (m, k / 16) for E2M1, of E4M3.
-        right: a matrix of the dtypes of left, of shape (n, k); of FP8, one of the two in E4M3.
-        right_scales: the scales of right, likewise, of n rows.
+        left, right: matrices of shape (m, k) and (n, k), FP8 or E2M1; of FP8, one of the two in E4M3.
+        left_scales, right_scales: scales of shape (m, k / 32) for FP8, uint8, as E8M0; (m, k / 16) for E2M1, of E4M3.
         factor: float32, of shape (), that the sums are multiplied by; None for 1.
-        dtype: the dtype of the result.
-        name: the name of the operation in the compiled program, as of `scaled_dot`.
         emulate: a function that computes the same from the four and the factor, for other devices.
-
-    Returns:
-        An array of shape (m, n).
     """
 
     def by_units(factor: Any, *operands: Any) -> Any:
@@ -102,7 +97,7 @@ def block_scaled_dot(
 
 
 def _within_a_device(left: Any, right: Any, left_scales: Any, right_scales: Any, preferred_element_type: str) -> Any:
-    """As `jax.nn.scaled_matmul`, which would ask for the devices to divide the product over."""
+    """As `jax.nn.scaled_matmul`, but not divided over devices."""
     multiply = jax.ffi.ffi_call(
         "__op$block_scaled_dot",
         jax.ShapeDtypeStruct((left.shape[0], left.shape[1], right.shape[1]), preferred_element_type),
@@ -115,13 +110,10 @@ def _within_a_device(left: Any, right: Any, left_scales: Any, right_scales: Any,
 
 
 def row_major(x: Any, platforms: Sequence[str] = ("tpu",)) -> Any:
-    """Returns the same array, which on some platforms lies in memory row by row; a compiler may choose otherwise.
+    """Returns the same array, stored row by row.
 
-    A transposed array is then really moved, and a product of it takes the path of one that was not transposed.
-
-    Args:
-        x: an array.
-        platforms: names of "tpu" and "cuda".
+    A transposed array is then really moved, and a product of it takes the path of one that was not transposed. Other
+    platforms than those named store it as they like.
     """
     from jax.experimental.layout import Layout, with_layout_constraint  # `import jax` does not import it
 
@@ -134,8 +126,6 @@ def refuse_derivatives(message: str, values: Sequence[Any], others: Sequence[Any
     """Returns the same arrays; to differentiate them is an error.
 
     Args:
-        message: the message of the `NotImplementedError`.
-        values: arrays.
         others: the things that the values are made of, of which one may change where JAX cannot see that a value does.
     """
     return _refused.bind(*values, *others, message=message, count=len(values))

@@ -1,4 +1,4 @@
-"""Operands in blocks that share a scale, MXFP8 and NVFP4: their codes and scales, and the product of two."""
+"""Operands in blocks that share a scale, and their product."""
 
 from __future__ import annotations
 
@@ -31,84 +31,51 @@ SMALLEST_SCALE = 2.0**-9
 
 
 class Blocks(NamedTuple):
-    """A matrix whose rows are in blocks that share a scale.
+    """A matrix whose rows are in blocks with a scale."""
 
-    Attributes:
-        values: FP8 or E2M1, of shape (rows, columns), the columns a multiple of the block's size: zeros are appended.
-        scales: the scales of shape (rows, blocks of a row): uint8, the bits of E8M0, or E4M3.
-        factor: the tensor's own scale, of E2M1, float32 of shape (): x = values . scale . factor. None of FP8.
-    """
-
-    values: Any
-    scales: Any
-    factor: Any = None
+    values: Any  # FP8 or E2M1, of shape (rows, columns), the columns a multiple of the block's size: zeros are appended
+    scales: Any  # the scales of shape (rows, blocks of a row): uint8, the bits of E8M0, or E4M3
+    factor: Any = None  # the tensor's own scale, of E2M1, float32 of shape (): x = values . scale . factor. None of FP8
 
 
 # MX formats: blocks of 32 numbers, whose scale is a power of two of eight bits (E8M0).
 
 
 def exponents(amax: Any, format: Format, scale: str) -> Any:
-    """The scales of blocks, at least 2^-127, also where amax is 0; NaN where it is not finite.
+    """Scales of blocks, as the bits of E8M0 in int32.
 
-    Args:
-        amax: float32 of any shape.
-        scale: the kind of scale: "E8M0", rounded up, as cuDNN and Transformer Engine have it, or "E8M0_floor": as
-            `Scaling` says.
-
-    Returns:
-        int32 of amax's shape, the bits of E8M0.
+    They are at least 2^-127, also where amax is 0, and NaN where it is not finite. "E8M0" rounds up, as cuDNN and
+    Transformer Engine do.
     """
     bits = keras.ops.bitwise_and(backend.bitcast(amax, "int32"), _MAGNITUDE)
-    top, mantissa = _parts(format.max)
+    fraction, exponent = math.frexp(format.max)
+    mantissa = round((fraction * 2 - 1) * 2**_MANTISSA_BITS)
     # Where amax has more mantissa than the largest number, this carries into the exponent.
     carry = _MANTISSA - mantissa if scale == "E8M0" else 0
-    biased = keras.ops.right_shift(bits + carry, _MANTISSA_BITS) - top
+    biased = keras.ops.right_shift(bits + carry, _MANTISSA_BITS) - (exponent - 1)
     return keras.ops.where(bits < _INFINITY, keras.ops.maximum(biased, 0), NAN)
-
-
-def inverse_scale(exponents: Any) -> Any:
-    """1 / scale, exact: float32 of the shape of the bits; NaN where these are E8M0's NaN."""
-    bits = keras.ops.cast(exponents, "int32")
-    # The scale of a finite amax is at most 2^120.
-    inverse = backend.bitcast(keras.ops.left_shift(keras.ops.maximum(2 * BIAS - bits, 1), _MANTISSA_BITS), "float32")
-    return keras.ops.where(bits == NAN, float("nan"), inverse)
-
-
-def _parts(number: float) -> tuple[int, int]:
-    """The exponent of a number, unbiased, and the 23 bits of its mantissa."""
-    fraction, exponent = math.frexp(number)
-    return exponent - 1, round((fraction * 2 - 1) * 2**_MANTISSA_BITS)
 
 
 # NVFP4: blocks of 16 numbers of E2M1, whose scale is one of E4M3, below one of the tensor.
 
 
 def tensor_scale(amax: Any) -> Any:
-    """The scale of a tensor in E2M1 from the magnitudes of its blocks: float32 of shape ()."""
+    """Scale of a tensor in E2M1, float32 of shape ()."""
     top = keras.ops.max(keras.ops.where(keras.ops.isfinite(amax), amax, float("inf")), initial=0)
     return keras.ops.minimum(scale_to(E2M1.max * E4M3.max, top), TENSOR_SCALE)
 
 
 def block_scales(amax: Any, of_tensor: Any) -> Any:
-    """The scales of blocks of E2M1: E4M3 of amax's shape, NaN where it is not finite.
-
-    Args:
-        amax: float32 of any shape.
-        of_tensor: the tensor's scale, float32 of shape ().
-    """
+    """Scales of blocks of E2M1, in E4M3; NaN like amax."""
     scaled = amax * (of_tensor * (1.0 / E2M1.max))
     # A maximum may leave a NaN out; a comparison does not.
     return cast(keras.ops.where(scaled < SMALLEST_SCALE, SMALLEST_SCALE, scaled), E4M3)
 
 
 def hadamard(x: Any, axis: int, seed: int) -> Any:
-    """Multiplies each 16 numbers along an axis by random signs, then by the Hadamard matrix of 16 over 4.
+    """Multiplies each 16 numbers by signs and the Hadamard matrix.
 
     The matrix is orthogonal, so that of two operands of a product, summed along this axis, the product stays.
-
-    Args:
-        x: float32 of two axes, the one a multiple of 16.
-        axis: the axis to transform, 0 or 1.
     """
     shape = _in_blocks(x, axis, _NV)
     blocks = keras.ops.reshape(x, shape)
@@ -135,12 +102,9 @@ def hadamard_signs(seed: int) -> list[float]:
 
 
 def quantize_matrix(x: Any, scaling: Scaling, axis: int, bits: Any = None) -> Blocks:
-    """Rounds a matrix in blocks along one of its axes, from the beginning.
+    """Rounds a matrix in blocks along one of its axes.
 
     Args:
-        x: floats of two axes, whose sizes may be unknown.
-        scaling: a scaling of the granularity "block".
-        axis: the axis along which blocks run, 0 or 1.
         bits: uint32 of x's shape, words of stochastic rounding; None to round to the nearest.
 
     Returns:
@@ -161,22 +125,22 @@ def quantize_matrix(x: Any, scaling: Scaling, axis: int, bits: Any = None) -> Bl
 
 
 def _rounded(blocks: Any, amax: Any, axes: tuple[int, ...], scaling: Scaling, bits: Any = None) -> Blocks:
-    """Scales and rounds numbers, which share a scale along some axes."""
+    """Scales and rounds numbers that share scales along some axes."""
     if scaling.format == E2M1:
         of_tensor = tensor_scale(amax)
         scales = block_scales(amax, of_tensor)
         inverse, factor = of_tensor / keras.ops.cast(scales, "float32"), 1.0 / of_tensor
     else:
-        scales = keras.ops.cast(exponents(amax, scaling.format, scaling.scale), "uint8")
-        inverse, factor = inverse_scale(scales), None
+        bits_of_scale = exponents(amax, scaling.format, scaling.scale)
+        scales, factor = keras.ops.cast(bits_of_scale, "uint8"), None
+        # 1 / scale, exact: the scale of a finite amax is at most 2^120.
+        opposite = keras.ops.left_shift(keras.ops.maximum(2 * BIAS - bits_of_scale, 1), _MANTISSA_BITS)
+        inverse = keras.ops.where(bits_of_scale == NAN, float("nan"), backend.bitcast(opposite, "float32"))
     return Blocks(cast(blocks * keras.ops.expand_dims(inverse, axes), scaling.format, bits), scales, factor)
 
 
 def quantize_tiles(x: Any, scaling: Scaling) -> Blocks:
-    """Rounds a matrix in tiles of 16 x 16 that share a scale; `rows_of_tiles` reads it.
-
-    Args:
-        scaling: a scaling of the granularity "tile".
+    """Rounds a matrix in tiles of 16 x 16.
 
     Returns:
         The codes, both axes filled up with zeros to a multiple of 16, and the tiles' scales, an axis for each of both.
@@ -192,7 +156,7 @@ def quantize_tiles(x: Any, scaling: Scaling) -> Blocks:
 
 
 def rows_of_tiles(tiles: Blocks, axis: int, rows: int) -> Blocks:
-    """A matrix in tiles as one whose blocks run along rows.
+    """Reads a matrix in tiles as blocks along rows.
 
     Args:
         axis: the axis along which blocks run: 0, and the matrix is transposed, or 1.
@@ -205,13 +169,9 @@ def rows_of_tiles(tiles: Blocks, axis: int, rows: int) -> Blocks:
 
 
 def dequantize_rows(blocks: Blocks) -> Any:
-    """The numbers of a matrix in blocks, without the tensor's own factor: exact down to float32's smallest normal one.
+    """Dequantizes a matrix in blocks, without the tensor's own factor.
 
-    Args:
-        blocks: a result of `quantize_matrix`, with scales of at most 2^126.
-
-    Returns:
-        float32 of shape (rows, columns), NaN in all of a block whose scale is NaN.
+    It is float32, exact down to the smallest normal number, and NaN in all of a block whose scale is NaN.
     """
     values = keras.ops.cast(blocks.values, "float32")
     if blocks.factor is None:
@@ -226,7 +186,7 @@ def dequantize_rows(blocks: Blocks) -> Any:
 
 
 def _amax(blocks: Any, axis: int) -> Any:
-    """The largest magnitude of each block; infinite or NaN where one is, on all platforms."""
+    """Largest magnitude of each block, also if not finite."""
     magnitudes = keras.ops.bitwise_and(backend.bitcast(blocks, "int32"), _MAGNITUDE)
     if axis == 2:
         # Of a matrix without rows, too.
@@ -238,7 +198,7 @@ def _amax(blocks: Any, axis: int) -> Any:
 
 
 def _padded(x: Any, axis: int, size: int) -> Any:
-    """A matrix with zeros at the end of an axis, up to a multiple of a size."""
+    """Pads an axis with zeros to multiples of a size."""
     if x.shape[axis] is not None and x.shape[axis] % size == 0:
         return x
     shape = list(keras.ops.shape(x))
@@ -247,7 +207,7 @@ def _padded(x: Any, axis: int, size: int) -> Any:
 
 
 def _in_blocks(x: Any, axis: int, size: int) -> list[Any]:
-    """The shape of a matrix with one of its axes in blocks."""
+    """Shape of a matrix with an axis in blocks."""
     shape = list(keras.ops.shape(x))
     return [*shape[:axis], shape[axis] // size, size, *shape[axis + 1 :]]
 
@@ -256,15 +216,11 @@ def _in_blocks(x: Any, axis: int, size: int) -> list[Any]:
 
 
 def block_dot(left: Blocks, right: Blocks, dtype: str, name: str, apart: bool) -> Any:
-    """Multiplies the rows of two matrices in blocks of one format: x . w^T, of shape (rows of x, rows of w).
+    """Multiplies rows of two matrices in blocks: x . w^T.
 
     NVIDIA's Blackwell GPUs multiply such operands as they are, on JAX: `__cudnn$blockScaledDot` in the compiled
     program. Elsewhere the product is one of bfloat16 numbers, which hold value . scale exactly, of FP8 down to 2^-126:
     the same sums, and slower than bfloat16. `keras-mp inspect --target b200` shows which it is.
-
-    Args:
-        name: the product's name in the compiled program.
-        apart: whether the compiler may not fuse what follows into the product.
     """
     factor = None if left.factor is None else left.factor * right.factor
 
@@ -285,34 +241,22 @@ def block_dot(left: Blocks, right: Blocks, dtype: str, name: str, apart: bool) -
 
 
 def as_matrix(x: Any, summed: Sequence[int]) -> tuple[Any, int]:
-    """Makes one axis of those that a product sums over, and one of the others.
+    """Reshapes a tensor to a matrix with one summed axis.
 
     It is a reshape where the product sums over the first axes or over the last ones.
 
     Args:
-        x: a tensor; on TensorFlow, sizes may be unknown, of one of the two groups of axes.
-        summed: axes, in the order that the product's other operand has, too.
+        summed: axes, in the order that the product's other operand has, too. Of one of the two groups sizes may be
+            unknown.
 
     Returns:
         A tensor of two axes, and which of them, 0 or 1, the product sums over.
     """
-    groups = _groups(len(x.shape), summed)
+    kept = [axis for axis in range(len(x.shape)) if axis not in summed]
+    groups = [list(summed), kept] if list(summed) == list(range(len(summed))) else [kept, list(summed)]
     order = groups[0] + groups[1]
     if order != sorted(order):
         x = keras.ops.transpose(x, order)
     sizes = [[x.shape[order.index(axis)] for axis in group] for group in groups]
     matrix = keras.ops.reshape(x, [-1 if None in group else math.prod(group) for group in sizes])
     return matrix, groups.index(list(summed))
-
-
-def from_matrix(matrix: Any, shape: Sequence[Any], summed: Sequence[int]) -> Any:
-    """Undoes `as_matrix` for a tensor of this shape."""
-    order = sum(_groups(len(shape), summed), [])
-    x = keras.ops.reshape(matrix, [shape[axis] for axis in order])
-    return x if order == sorted(order) else keras.ops.transpose(x, [order.index(axis) for axis in range(len(order))])
-
-
-def _groups(rank: int, summed: Sequence[int]) -> list[list[int]]:
-    """The axes that are summed over and the others, those first that stand first."""
-    kept = [axis for axis in range(rank) if axis not in summed]
-    return [list(summed), kept] if list(summed) == list(range(len(summed))) else [kept, list(summed)]

@@ -1,4 +1,4 @@
-"""When 8 bits pay: FP8 by a chip's peak rates, INT8 from a size on, by chip."""
+"""When 8 bits pay, by chip and size."""
 
 from __future__ import annotations
 
@@ -18,15 +18,10 @@ _FP4 = 9 / 16  # with the scale of its block
 
 
 class Cost(NamedTuple):
-    """Seconds of one layer in one training step: an estimate.
+    """Seconds of one layer in one training step: an estimate."""
 
-    Attributes:
-        bfloat16: the seconds in bfloat16, the cast of the kernel included.
-        fp8: the seconds in FP8, quantization included.
-    """
-
-    bfloat16: float
-    fp8: float
+    bfloat16: float  # the seconds in bfloat16, the cast of the kernel included
+    fp8: float  # the seconds in FP8, quantization included
 
     @property
     def gain(self) -> float:
@@ -35,7 +30,7 @@ class Cost(NamedTuple):
 
 
 def step_cost(rows: int, inputs: int, outputs: int, chip: Chip, scalings: Scalings) -> Cost:
-    """Estimates forward and backward of one product from the chip's peak rates.
+    """Estimates a layer's three products from the chip's peak rates.
 
         product      = max(2 rows inputs outputs / rate, bytes of operands and result / bandwidth),  three of them
         bfloat16     = products + (read 4, write 2) of the kernel
@@ -68,6 +63,9 @@ def step_cost(rows: int, inputs: int, outputs: int, chip: Chip, scalings: Scalin
         return sum(max(2 * rows * inputs * outputs / rate, bytes_moved / bandwidth) for bytes_moved in moved)
 
     four_bits = scalings.title == "NVFP4"
+    # On Ada and Hopper FP8 operands must have the summed axis innermost, so that each is needed in two layouts (NVIDIA,
+    # cuBLAS documentation, cublasLtMatmul, "the TN format"); not on Blackwell, nor on TPUs.
+    layouts = 2 if chip.vendor == "nvidia" and chip.architecture in ("8.9", "9.0") else 1
 
     def quantized(elements: int, size: int) -> float:
         reads = 1 if scalings.kept else 2
@@ -77,7 +75,7 @@ def step_cost(rows: int, inputs: int, outputs: int, chip: Chip, scalings: Scalin
             return elements * (3 * size + 2 * _FP8)
         if scalings.all[0].granularity == "row":
             return elements * 2 * (reads * size + _FP8)  # the second copy is the transposed one
-        return elements * (reads * size + _FP8 * (2 if wants_transposed(chip) else 1))
+        return elements * (reads * size + _FP8 * layouts)
 
     quantization = quantized(x, _HALF) + quantized(w, _MASTER) + quantized(g, _HALF)
     cast = w * (_MASTER + _HALF)
@@ -85,17 +83,8 @@ def step_cost(rows: int, inputs: int, outputs: int, chip: Chip, scalings: Scalin
     return Cost(products("bfloat16", _HALF) + cast / bandwidth, own + quantization / bandwidth)
 
 
-def wants_transposed(chip: Chip) -> bool:
-    """Whether FP8 operands must have the summed axis innermost, so that each is needed in two layouts.
-
-    So it is on Ada and Hopper (NVIDIA, cuBLAS documentation, cublasLtMatmul: "A must be transposed and B
-    non-transposed (the TN format)"); not on Blackwell, nor on TPUs.
-    """
-    return chip.vendor == "nvidia" and chip.architecture in ("8.9", "9.0")
-
-
 def chip_for(target: str, scalings: Scalings) -> Chip:
-    """Looks up a chip that multiplies FP8, or MXFP8 for blocks.
+    """Looks up a chip that multiplies FP8, or blocks.
 
     Raises:
         ValueError: there is no such chip, or it has no such units, names those that have; or the backend has no such
@@ -121,18 +110,15 @@ def chip_for(target: str, scalings: Scalings) -> Chip:
 
 
 def _multiplies_blocks(chip: Chip, dtype: str) -> bool:
-    """Whether a chip multiplies operands in blocks, and the table has its rate: NVIDIA's GPUs from Blackwell on."""
+    """Whether a chip multiplies blocks: NVIDIA's GPUs from Blackwell on."""
     return chip.vendor == "nvidia" and dtype in chip.peak and int(chip.architecture.split(".")[0]) >= 10
 
 
 def rows_of(layer: keras.layers.Layer, inputs: int, batch_size: int) -> int | None:
-    """Counts the rows of a built layer's inputs: batch times positions.
+    """Counts rows of a layer's inputs, or None.
 
     Args:
         batch_size: the size of the first axis, where it is not known.
-
-    Returns:
-        Their number, or None where another axis is not known.
     """
     shape = list(layer.get_build_config()["input_shape"])
     if shape and shape[0] is None:
@@ -151,10 +137,7 @@ GAINS_FROM: dict[str, tuple[int, int, int] | None] = {"v5e": (8192, 4096, 16384)
 
 
 def gains_from(target: str) -> tuple[int, int, int] | None:
-    """Looks up the least rows, inputs and outputs of a layer that gains on a chip.
-
-    Returns:
-        The three sizes; None where no layer gains.
+    """Looks up `GAINS_FROM` for a chip.
 
     Raises:
         ValueError: nothing is known of INT8 on the chip.

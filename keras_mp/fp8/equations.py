@@ -1,4 +1,4 @@
-"""Einsum equations of an input and a kernel, and which of them are matrix products."""
+"""Einsum equations of an input and a kernel."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ import string
 
 
 def problem(equation: str) -> str:
-    """Says why an equation is no matrix product of an input and a kernel.
+    """Says why an equation is no matrix product, or "".
 
-    Args:
-        equation: an equation as for `keras.layers.EinsumDense`, such as "abc,cd->abd" or "...x,xy->...y".
-
-    Returns:
-        A phrase, or "" where it is one: each label stands in exactly two of the three terms.
+    It is one where each label stands in exactly two of the three terms.
     """
     operands, arrow, result = equation.replace(" ", "").replace("...", "").partition("->")
     terms = [*operands.split(","), result]
@@ -32,9 +28,6 @@ def problem(equation: str) -> str:
 def explicit(equation: str, rank: int) -> str:
     """Writes the ellipsis of an equation out.
 
-    Returns:
-        The same product without an ellipsis and blanks.
-
     Raises:
         ValueError: it is no matrix product, or not of an input of that rank.
     """
@@ -51,11 +44,7 @@ def explicit(equation: str, rank: int) -> str:
 
 
 def summed_axes(equation: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The axes that a product sums over: those of its left and those of its right operand, in pairs.
-
-    Args:
-        equation: the equation of a matrix product, without an ellipsis.
-    """
+    """Axes that a product sums over, left and right, paired."""
     left, right = equation.split("->")[0].split(",")
     summed = [label for label in left if label in right]
     return tuple(left.index(label) for label in summed), tuple(right.index(label) for label in summed)

@@ -1,4 +1,4 @@
-"""Dense and EinsumDense layers with FP8 matrix products, and the amaxes of the steps before that they keep."""
+"""Dense and EinsumDense layers with FP8 products."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALL_SITES = 16
 
 @keras.saving.register_keras_serializable("keras_mp")
 class AmaxHistory(keras.layers.Layer):
-    """The amaxes of one FP8 layer's input, kernel and gradient in the last steps.
+    """Amaxes of an FP8 layer's operands in the last steps.
 
     What is known of a step is known in the backward pass, and on JAX only gradients leave that. So the history is a
     weight that is marked `overwrite_with_gradient`: its "gradient" is its next value, and a step that is not applied
@@ -67,9 +67,7 @@ class AmaxHistory(keras.layers.Layer):
     def call(self, inputs: Any = None) -> Any:
         """Reads the history, for one call of the FP8 layer.
 
-        Returns:
-            float32 of shape (3, length), by role and step, the newest step first; and one column more where steps are
-            counted. Its gradient is the next history. Of a layer that is not trainable all zeros.
+        Its gradient is the next history. Of a layer that is not trainable it is all zeros.
         """
         if not self.slots.trainable:
             return keras.ops.zeros((len(ROLES), self.columns))
@@ -89,7 +87,7 @@ class AmaxHistory(keras.layers.Layer):
         return read(self.slots)
 
     def amaxes(self) -> Any:
-        """Combines the calls: float32 of shape (3, columns), by role and step."""
+        """Combines the calls: shape (3, columns), by role and step."""
         return self._combined(keras.ops.convert_to_tensor(self.slots))
 
     def save_own_variables(self, store: Any) -> None:
@@ -99,7 +97,7 @@ class AmaxHistory(keras.layers.Layer):
             store["1"] = history[:, self.length :]
 
     def load_own_variables(self, store: Any) -> None:
-        """Takes the newest amaxes of a file; those of a longer history are left. Without any it starts over."""
+        """Takes the newest amaxes of a file, or starts over."""
         if "0" not in store.keys():
             self.forget()
             return
@@ -121,7 +119,7 @@ class AmaxHistory(keras.layers.Layer):
         self.slots.assign(keras.ops.concatenate([keras.ops.concatenate(first, axis=1)[None], rest]))
 
     def forget(self) -> None:
-        """Starts over: the next product reads its scales from its tensors."""
+        """Starts over: products scale by their tensors."""
         self.slots.assign(np.zeros(self.slots.shape, "float32"))
 
     def _combined(self, slots: Any) -> Any:
@@ -138,7 +136,7 @@ class AmaxHistory(keras.layers.Layer):
 
 
 class Float8Layer(SumsInFloat32):
-    """What comes before a layer's own class: its scalings, the amaxes that they need, and the product."""
+    """Mixin of FP8 layers: scalings, their amaxes, and the product."""
 
     kernel: Any
     bias: Any
@@ -166,12 +164,12 @@ class Float8Layer(SumsInFloat32):
         return x if self.activation is None else self.activation(x)
 
     def multiply(self, inputs: Any, kernel: Any, **arguments: Any) -> Any:
-        """The product, without bias and activation, as `keras_mp.fp8.matmul` takes its arguments."""
+        """The product, without bias and activation, as `matmul`."""
         return matmul(inputs, kernel, self.scaling, equation=getattr(self, "equation", ""), **arguments)
 
 
 def build_history(layer: Any) -> None:
-    """Gives an FP8 layer the amax history that its scalings need, with the newest of the amaxes it has."""
+    """Gives an FP8 layer the amax history that scalings need."""
     old, length = layer.amax_history, (layer.scaling.kept, layer.scaling.counts)
     if old is not None and (old.length, old.counts_steps) == length:
         return
@@ -189,7 +187,7 @@ def build_history(layer: Any) -> None:
 
 
 def set_history(layer: Any, history: AmaxHistory | None) -> None:
-    """Gives an FP8 layer an amax history, a sublayer, in the place of what it has; None takes it away."""
+    """Gives an FP8 layer an amax history, or takes it."""
     layer._tracker.unlock()  # Keras locks a layer that is built, as one that is converted may be
     if vars(layer).get("amax_history") is not None:
         layer._tracker.untrack(layer.amax_history)

@@ -1,4 +1,4 @@
-"""Tensors in 8 bits with a scale a tensor or a row, and what is known of their amaxes from update to update."""
+"""Tensors in 8 bits, scaled by tensor or row."""
 
 from __future__ import annotations
 
@@ -15,36 +15,21 @@ _MAGNITUDE, _INFINITY = 0x7FFFFFFF, 0x7F800000  # of a float32
 
 
 class Quantized(NamedTuple):
-    """A tensor in 8 bits, or in 16 with the scale 1.
+    """A tensor in 8 bits, or in 16 and unscaled."""
 
-    Attributes:
-        values: x . scale, rounded to the format.
-        scale: float32, of shape (), or of one that broadcasts to that of values.
-    """
-
-    values: Any
-    scale: Any
+    values: Any  # x . scale, rounded to the format
+    scale: Any  # float32, of shape (), or of one that broadcasts to that of values
 
 
 class Known(NamedTuple):
-    """What is known of a role's tensors from the updates before.
+    """What updates before tell of a role's tensors."""
 
-    Attributes:
-        amaxes: float32 of shape (kept,), the newest first; of static scales the amax stands second.
-        steps: float32 of shape (), the number of updates; None where it is not counted.
-    """
-
-    amaxes: Any
-    steps: Any
+    amaxes: Any  # float32 of shape (kept,), the newest first; of static scales the amax stands second
+    steps: Any  # float32 of shape (), the number of updates; None where it is not counted
 
 
 def known_of(history: Any, role: str, scalings: Scalings) -> Known | None:
-    """Reads what is known of a role.
-
-    Args:
-        history: float32 of shape (3, columns), by role; None where nothing is known.
-        role: "input", "kernel" or "gradient".
-    """
+    """Reads what is known of a role, or None."""
     if history is None:
         return None
     row = history[ROLES.index(role)]
@@ -59,16 +44,13 @@ def quantize(
     variable: int = 0,
     part: Any = None,
 ) -> Quantized:
-    """Scales a tensor into its format and rounds it, as `Scaling` says, with a scale a tensor or a row.
+    """Scales a tensor into its format and rounds it.
 
     Args:
-        x: floats of any shape.
-        scaling: a scaling of the granularity "tensor" or "row".
         axes: the axes that the product sums over, of which a row has one scale; by default the last.
         known: the amaxes and the step from the updates before; None for a first one.
         variable: a number that tells tensors apart that are rounded stochastically in one update.
-        part: the way in which the whole is made of what the devices have (`backend.part_of`), where x is a part; else
-            None.
+        part: the way in which the whole is made (`backend.part_of`), where x is a part; else None.
 
     Returns:
         The values and the scale. Where x is not finite, so are values of FP8, and the scale of INT8 is NaN.
@@ -89,7 +71,7 @@ def quantize(
 
 
 def rounding_bits(shape: Any, scaling: Scaling, known: Known | None, variable: int) -> Any:
-    """The words of stochastic rounding, uint32 of a shape; None to round to the nearest."""
+    """Words of stochastic rounding, uint32; None for the nearest."""
     if scaling.rounding == "nearest":
         return None
     steps = keras.ops.zeros(()) if known is None or known.steps is None else known.steps
@@ -97,7 +79,7 @@ def rounding_bits(shape: Any, scaling: Scaling, known: Known | None, variable: i
 
 
 def _amax(x: Any, scaling: Scaling, known: Known | None, part: Any) -> Any:
-    """The magnitude that a tensor is scaled by, where what is known decides."""
+    """Magnitude to scale a tensor by, from what is known."""
 
     def just_in_time() -> Any:
         # The barrier: a compiler that sees the same maximum elsewhere computes it in every step, and reads x twice.
@@ -113,7 +95,7 @@ def _amax(x: Any, scaling: Scaling, known: Known | None, part: Any) -> Any:
 
 
 def magnitude(x: Any, scaling: Scaling, axes: tuple[int, ...] | None = None, part: Any = None) -> Any:
-    """The largest magnitude of a tensor, or along some axes, which then stay with length 1: float32.
+    """Largest magnitude of a tensor, or along axes, kept.
 
     XLA's maximum for CPUs leaves NaNs out. FP8 keeps a NaN in its values; for a format without one the magnitude is
     infinite where x is not finite, by the bits of its numbers. The maximum itself is of floats, because a compiler for
@@ -130,7 +112,7 @@ def magnitude(x: Any, scaling: Scaling, axes: tuple[int, ...] | None = None, par
 
 
 def lies_in(part: Any, axes: tuple[int, ...] | None) -> bool:
-    """Whether the axis that is split is one of these; None stands for all."""
+    """Whether the split axis is among these; None is all."""
     return axes is None or part.axis in [axis % len(part.shape) for axis in axes]
 
 
@@ -146,12 +128,9 @@ _STEPS = 2.0**24
 
 
 def known_magnitude(x: Any, scaling: Scaling, known: Known) -> Any:
-    """The magnitude of a tensor that becomes known in its update: float32 of shape (), 0 where x is not finite.
+    """Magnitude that becomes known; 0 of what is not finite.
 
-    Args:
-        x: floats of any shape.
-        scaling: a scaling with a history; after the calibration of static scales it is 0, and x is not read.
-        known: the amaxes and the step from the updates before.
+    After the calibration of static scales it is 0, and x is not read.
     """
     if scaling.source != "static":
         return _finite(magnitude(x, scaling))
@@ -161,15 +140,10 @@ def known_magnitude(x: Any, scaling: Scaling, known: Known) -> Any:
 
 
 def next_history(history: Any, scalings: Scalings, amaxes: list[Any]) -> Any:
-    """What is known after an update.
+    """What is known after an update, in the history's shape.
 
     Args:
-        history: float32 of shape (3, columns): by role, the amaxes of the updates before, the newest first; and in a
-            last column, where it is counted, their number.
         amaxes: float32 of shape (), by role, from `known_magnitude`.
-
-    Returns:
-        float32 of history's shape.
     """
     columns = []
     if scalings.kept:
@@ -189,11 +163,7 @@ def next_history(history: Any, scalings: Scalings, amaxes: list[Any]) -> Any:
 
 
 def next_step(steps: Any) -> Any:
-    """Counts one more.
-
-    Returns:
-        float32 of the shape: steps + 1, and 2^23 after 2^24 - 1.
-    """
+    """Counts one more; 2^23 comes after 2^24 - 1."""
     following = steps + 1.0
     return keras.ops.where(following < _STEPS, following, _STEPS / 2)
 
@@ -204,10 +174,9 @@ def next_step(steps: Any) -> Any:
 
 
 def read_kernel(variable: Any, scalings: Scalings) -> tuple[Any, Any]:
-    """The value of a kernel and None, or this device's part of it and how the whole is made.
+    """Reads a kernel, or this device's part and its join.
 
-    Args:
-        scalings: the layer's scalings. Those that cannot scale a part get the whole, gathered as that of any layer.
+    Where scalings cannot scale a part, it is the whole, gathered as that of any layer.
     """
     return backend.part_of(variable) if scalings.takes_parts else (backend.as_tensor(variable), None)
 
@@ -216,7 +185,6 @@ def gather_parts(quantized: Quantized, part: Any, axes: tuple[int, ...] | None =
     """Gathers a tensor of which a part was quantized.
 
     Args:
-        quantized: the part's codes and scale.
         part: the way in which the whole is made; None where it is the whole.
         axes: the axes along which there is one scale; None for all.
     """
@@ -226,8 +194,3 @@ def gather_parts(quantized: Quantized, part: Any, axes: tuple[int, ...] | None =
     if len(scale.shape) and not lies_in(part, axes):
         scale = part.joined(scale)
     return Quantized(part.joined(quantized.values), scale)
-
-
-def sum_gradients(gradient: Any, part: Any) -> Any:
-    """The gradient of a kernel, or this device's part of the sum over the devices."""
-    return gradient if part is None else part.of_sum(gradient)

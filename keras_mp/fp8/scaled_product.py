@@ -1,4 +1,4 @@
-"""The matrix product of a layer whose operands are in 8 or 4 bits, and its gradients: three products."""
+"""A product with operands in few bits, and its gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from keras_mp import backend
-from keras_mp.fp8.block_scaled import Blocks, as_matrix, block_dot, quantize_matrix, quantize_tiles, rows_of_tiles
+from keras_mp.fp8.block_scaled import as_matrix, block_dot, quantize_matrix, quantize_tiles, rows_of_tiles
 from keras_mp.fp8.equations import explicit, summed_axes
 from keras_mp.fp8.quantize import (
     Quantized,
@@ -20,7 +20,6 @@ from keras_mp.fp8.quantize import (
     next_history,
     quantize,
     rounding_bits,
-    sum_gradients,
 )
 from keras_mp.fp8.scaling import PRODUCTS, ROLES, Pair, Scaling, Scalings, get_scalings
 from keras_mp.precision.formats import INT8
@@ -121,8 +120,9 @@ def matmul(
                     following = [next_history(history, scalings, known)]
                 own = products.dot("kernel_gradient", x_kept, g_by_column, kernel_dtype)
                 to_x = products.dot("input_gradient", g_by_row, w_kept, input_dtype)
+                own = own if part is None else part.of_sum(own)
                 kept = [x.scale for x in (x_kept, w_kept) if isinstance(x, Quantized)]
-                return *first_order([to_x, sum_gradients(own, part)], g, kept, path), *following
+                return *first_order([to_x, own], g, kept, path), *following
 
         return products.dot("forward", x, w, dtype or input_dtype), gradient
 
@@ -164,7 +164,7 @@ class _Products:
         self._tile_labels.append([label for label in right if label not in self._tile_labels[0]])
 
     def operands(self, inputs: Any, kernel: Any, history: Any) -> Any:
-        """A function of role, tensor and product that quantizes, of what is scaled alike once."""
+        """Makes a function that quantizes what is scaled alike once."""
         made: dict[Any, Any] = {}
         shape = (*keras.ops.shape(inputs), *keras.ops.shape(kernel))
         self._sizes = dict(zip(self._labels, shape, strict=True))  # on TensorFlow tensors, where a size is not known
@@ -190,9 +190,19 @@ class _Products:
         name = f"{self._path}/keras_mp.{product}"
         apart = self._splits and product == "forward"
         if pair and pair[0].in_blocks:
-            rows = self._kept_labels(product)
+            # Those of the left operand's rows, then of the right one's.
+            labels_of_left, labels_of_right = equation.split("->")[0].split(",")
+            result = equation.split("->")[1]
+            summed, kept = self._tile_labels
+            across = self._reads_tiles_across(product)
+            rows = [label for label in labels_of_left if label in result]
+            rows += summed if across else [label for label in labels_of_right if label in result]
             if pair[1].granularity == "tile":
-                right = self._rows_of_kernel(right, product)
+                # Of the kernel's matrix, the axis that is summed forward stands first or last.
+                first = list(self._tile_axes) == list(range(len(summed)))
+                of_kernel = kept if product == "forward" else summed
+                count = math.prod(self._sizes[label] for label in of_kernel)
+                right = rows_of_tiles(right, int(first != (product == "forward")), count)
             out = block_dot(left, right, dtype, name, apart)
             out = keras.ops.reshape(out, [self._sizes[label] for label in rows])
             return _in_order(out, rows, equation)
@@ -213,15 +223,8 @@ class _Products:
         matrix, axis = as_matrix(x, axes)
         return quantize_matrix(matrix, scaling, axis, None if bits is None else as_matrix(bits, axes)[0])
 
-    def _rows_of_kernel(self, tiles: Blocks, product: str) -> Blocks:
-        summed, kept = self._tile_labels
-        first = list(self._tile_axes) == list(range(len(summed)))  # of the matrix, the axis that is summed forward
-        axis = int(first != (product == "forward"))
-        rows = kept if product == "forward" else summed
-        return rows_of_tiles(tiles, axis, math.prod(self._sizes[label] for label in rows))
-
     def _axes(self, product: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The axes that a product sums over, in pairs; of a kernel in tiles in the order of its matrix."""
+        """Axes that a product sums over, in pairs."""
         equation = self._equations[product]
         axes = summed_axes(equation)
         if not self._reads_tiles_across(product):
@@ -230,28 +233,20 @@ class _Products:
         summed = self._tile_labels[1]
         return tuple(map(left.index, summed)), tuple(map(right.index, summed))
 
-    def _kept_labels(self, product: str) -> list[str]:
-        """The labels of a product of two matrices: the left one's rows, then the right one's."""
-        operands, result = self._equations[product].split("->")
-        left, right = operands.split(",")
-        across = self._reads_tiles_across(product)
-        rows = self._tile_labels[0] if across else [label for label in right if label in result]
-        return [*(label for label in left if label in result), *rows]
-
     def _reads_tiles_across(self, product: str) -> bool:
-        """Whether it reads a kernel in tiles in the other direction than the forward product."""
+        """Whether it reads tiles across the direction of forward."""
         pair = self._pairs[product]
         return product == "input_gradient" and pair is not None and pair[1].granularity == "tile"
 
     def _fits(self, product: str) -> bool:
-        """Whether a product sums over few enough terms for INT32, or over a number that is not known yet."""
+        """Whether a sum fits INT32, or may fit."""
         left, right = self._equations[product].split("->")[0].split(",")
         summed = [self._sizes[label] for label in left if label in right]
         return not all(isinstance(size, int) for size in summed) or math.prod(summed) <= MOST_TERMS
 
 
 def _observed(role: str, x: Any, scalings: Scalings, history: Any) -> Any:
-    """The amax of a role's tensor in this update: float32 of shape (); 0 where none is kept."""
+    """Amax of a role's tensor in this update, or 0."""
     keeping = [scaling for scaling in scalings.of(role) if scaling.kept]
     known = known_of(history, role, scalings)
     return known_magnitude(x, keeping[0], known) if keeping and known else keras.ops.zeros(())
@@ -260,17 +255,9 @@ def _observed(role: str, x: Any, scalings: Scalings, history: Any) -> Any:
 def quantized_dot(
     equation: str, left: Quantized, right: Quantized, dtype: str, name: str, *, precise: bool, apart: bool
 ) -> Any:
-    """An einsum of two quantized tensors whose summed labels stand in both, divided by their scales.
+    """An einsum of two quantized tensors, divided by their scales.
 
-    Args:
-        equation: the equation of a matrix product, without an ellipsis.
-        left: the left operand, with a scale of shape (), or one for each row; so has the right.
-        name: the product's name in the compiled program.
-        precise: whether a GPU must add up in full float32.
-        apart: whether the compiler may not fuse what follows into the product.
-
-    Returns:
-        A tensor as the equation says.
+    The scales have the shape (), or one for each row.
     """
     operands, _ = equation.split("->")
     left_labels, right_labels = operands.split(",")
@@ -280,18 +267,15 @@ def quantized_dot(
         for labels, summed in zip((left_labels, right_labels), axes, strict=True)
     ]
 
-    def multiply(factor: Any, dtype: str) -> Any:
-        lists = list(axes[0]), list(axes[1])
-        return engine.scaled_dot(
-            left.values, right.values, lists, factor, dtype, precise=precise, apart=apart, name=name
-        )
-
-    if len(left.scale.shape) == 0:
-        out = multiply(1.0 / (left.scale * right.scale), dtype)
-    else:
+    by_row = len(left.scale.shape) > 0
+    factor, sums_dtype = (keras.ops.ones(()), "float32") if by_row else (1.0 / (left.scale * right.scale), dtype)
+    out = engine.scaled_dot(
+        left.values, right.values, (list(axes[0]), list(axes[1])), factor, sums_dtype,
+        precise=precise, apart=apart, name=name,
+    )  # fmt: skip
+    if by_row:
         rows = keras.ops.squeeze(1.0 / left.scale, axes[0])
         columns = keras.ops.squeeze(1.0 / right.scale, axes[1])
-        out = multiply(keras.ops.ones(()), "float32")
         out = out * keras.ops.expand_dims(rows, [len(kept[0]) + i for i in range(len(kept[1]))])
         out = keras.ops.cast(out * columns, dtype)
     return _in_order(out, kept[0] + kept[1], equation)
@@ -304,7 +288,7 @@ def _in_order(out: Any, labels: Sequence[str], equation: str) -> Any:
 
 
 def _summed_last(equation: str, left: Quantized) -> tuple[str, Quantized]:
-    """The same product with the axes that it sums over last in its left operand, and in memory.
+    """Moves the summed axes of the left operand behind.
 
     A TPU v5e multiplies integers that it adds up along the rows of both operands no faster than bfloat16.
     """
@@ -319,7 +303,7 @@ def _summed_last(equation: str, left: Quantized) -> tuple[str, Quantized]:
 
 
 def _nan_past_int32(equation: str, left: Quantized) -> Quantized:
-    """Gives an operand the scale NaN where a product of it sums over too many terms, once their number is known."""
+    """Gives an operand a NaN scale past INT32."""
     axes = summed_axes(equation)[0]
     if all(isinstance(left.values.shape[axis], int) for axis in axes):
         return left
@@ -338,7 +322,7 @@ def _checked(history: Any, scalings: Scalings) -> Any:
 
 
 def _float_dtype(name: str, x: Any) -> str:
-    """The dtype of a tensor of floats; a TypeError names another."""
+    """Dtype of a tensor of floats; else a TypeError."""
     dtype = keras.backend.standardize_dtype(x.dtype)
     if not keras.backend.is_float_dtype(dtype):
         raise TypeError(f"{name} must be floats, got {dtype}: cast them, as with keras.ops.cast(x, 'bfloat16')")
@@ -349,22 +333,16 @@ def _float_dtype(name: str, x: Any) -> str:
 
 
 def first_order(gradients: Sequence[Any], upstream: Any, kept: Sequence[Any], path: str) -> list[Any]:
-    """Returns the gradients of a product; to differentiate them is an error that names the layer and the way out.
+    """Returns gradients of a product, which refuse to be differentiated.
 
     Kept for the backward pass are the 8-bit operands alone: their derivatives with respect to what was rounded are 0
     or, as JAX has them, themselves rounded to 8 bits without a scale.
-
-    Args:
-        path: the path of the layer; "" where it has none.
-
-    Raises:
-        NotImplementedError: for second derivatives, and in forward mode.
     """
     return engine.refuse_derivatives(_message(path), gradients, [upstream, *kept])
 
 
 def first_order_operands(operands: Sequence[Any], path: str) -> list[Any]:
-    """Returns operands of a product or of its gradients: the same error where derivatives of the gradients follow them.
+    """Returns operands that refuse second derivatives, too.
 
     What is found here is found before JAX says that it cannot differentiate a product of blocks, and names no layer.
     """

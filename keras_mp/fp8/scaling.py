@@ -1,4 +1,4 @@
-"""How operands of matrix products are brought into 8 or 4 bits: a value an operand, and six of them a layer."""
+"""How operands of products are brought into few bits."""
 
 from __future__ import annotations
 
@@ -116,20 +116,17 @@ class Scaling:
             one_of(name, getattr(self, name), known)
         for name in ("margin", "seed"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), 0))
-        object.__setattr__(self, "history", self._checked_history())
+        if self.source == "current" and self.history:
+            raise ValueError(f"history={self.history!r} with source='current', which keeps none: leave it out")
+        history = 16 if self.history is None else self.history
+        kept = 0 if self.source == "current" else whole_number("history", history)
+        object.__setattr__(self, "history", kept)
         wrong = self._problem()
         if wrong:
             raise ValueError(wrong)
 
-    def _checked_history(self) -> int:
-        if self.source == "current":
-            if self.history:
-                raise ValueError(f"history={self.history!r} with source='current', which keeps none: leave it out")
-            return 0
-        return whole_number("history", 16 if self.history is None else self.history)
-
     def _problem(self) -> str:
-        """Says why there is no such scaling, and which there is."""
+        """Says why there is no such scaling, or ""."""
         if self.in_blocks != (self.scale in BLOCK_SIZES):
             scales = "'E8M0', 'E8M0_floor' or 'E4M3'" if self.in_blocks else "'float32' or 'power_of_two'"
             return f"granularity={self.granularity!r} has the scale {scales}, not {self.scale!r}"
@@ -373,7 +370,7 @@ class Scalings:
         return self.all[0].title
 
     def __repr__(self) -> str:
-        """The call that makes an equal one: of `named`, where that made it or its name is enough; else written out."""
+        """The shortest call that makes an equal one."""
         named = [f"Scalings.named({name!r})" for name in PRESETS if Scalings.named(name) == self]
         written = ", ".join(f"{product}={getattr(self, product)}" for product in PRODUCTS)
         return self._call or (named[0] if named else f"Scalings({written})")
@@ -451,9 +448,6 @@ def get_scalings(scaling: Any = None) -> Scalings:
     Args:
         scaling: a `Scalings`; a `Scaling`, for all operands; the name of one of the kit's; its serialized
             config; or None for "current".
-
-    Returns:
-        The scalings.
 
     Raises:
         ValueError: it is none of these.
