@@ -1,4 +1,4 @@
-"""Layers rebuilt by the arguments of their `__init__`, where Keras's own config of them would not do."""
+"""Layers rebuilt by the arguments of their `__init__`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _OUTSIDE = ("shared_object_id", "inbound_nodes", "name", "build_config", "compil
 
 @keras.saving.register_keras_serializable("keras_mp", "ByArguments")
 class ByArguments:
-    """Rebuilds a layer from the arguments that its class takes, and then gives it what the class does not take.
+    """Rebuilds a layer from the arguments that its class takes.
+
+    Then it gives the layer what the class does not take.
 
         layer = Class(**arguments)
         layer.name, layer.dtype_policy, layer.trainable = those of the layer that was saved
@@ -51,23 +53,20 @@ class ByArguments:
                     f"{_short(getattr(layer, name, None))} as its {name}, so how the layer was made cannot be read off "
                     "it: give it a get_config()"
                 )
-        _give(layer, config["given"])
+        given = config["given"]
+        if "name" in given:
+            layer.name = given["name"]
+        if "activity_regularizer" in given:
+            layer.activity_regularizer = keras.regularizers.get(given["activity_regularizer"])
+        if "dtype" in given:
+            layer.dtype_policy = keras.dtype_policies.get(given["dtype"])
+        if given.get("trainable") is False:  # True would thaw layers inside that are frozen
+            layer.trainable = False
         return layer
 
 
-def _give(layer: keras.Layer, given: Config) -> None:
-    if "name" in given:
-        layer.name = given["name"]
-    if "activity_regularizer" in given:
-        layer.activity_regularizer = keras.regularizers.get(given["activity_regularizer"])
-    if "dtype" in given:
-        layer.dtype_policy = keras.dtype_policies.get(given["dtype"])
-    if given.get("trainable") is False:  # True would thaw layers inside that are frozen
-        layer.trainable = False
-
-
 def by_arguments(node: Config, cls: type, name: str, kept: tuple[str, ...] = ()) -> Config:
-    """Rewrites the config of a layer whose class does not take all that stands in it.
+    """Rewrites a config that has more than the class takes.
 
     Args:
         kept: arguments whose values were read off the layer; see `configs_of_arguments`.
@@ -81,7 +80,9 @@ def by_arguments(node: Config, cls: type, name: str, kept: tuple[str, ...] = ())
         or "from_config" in _defined_below_keras(cls)
         or issubclass(cls, keras.Sequential)  # made by its name alone; rules look for its layers in its config
     ):
-        return _without_dtype(node, cls)
+        if node["registered_name"] == REGISTERED_NAME or takes(cls.__init__, "dtype"):  # type: ignore[misc]
+            return node
+        return {**node, "config": {name: value for name, value in node["config"].items() if name != "dtype"}}
     whole = {"name": name, **node["config"]}  # Keras itself leaves out a name that the class does not take
     given = {key: whole[key] for key in _OF_THE_BASE if key in whole and not takes(cls.__init__, key)}  # type: ignore[misc]
     if not given and not kept:
@@ -95,7 +96,9 @@ def by_arguments(node: Config, cls: type, name: str, kept: tuple[str, ...] = ())
 
 
 def hidden_arguments(layer: keras.Layer, cls: type) -> tuple[str, ...]:
-    """The arguments of a model's `__init__` that no config holds: without a `get_config()`, Keras writes none of them.
+    """Names arguments of a model's `__init__` that no config holds.
+
+    Without a `get_config()`, Keras writes none of them.
 
     Made again from such a config, the model would have the defaults, and the weights of the other.
     """
@@ -108,7 +111,7 @@ def hidden_arguments(layer: keras.Layer, cls: type) -> tuple[str, ...]:
 
 
 def with_hidden(node: Config, layer: keras.Layer, names: tuple[str, ...]) -> Config | None:
-    """Puts in arguments that the layer keeps as attributes of their names; None where it does not keep all of them."""
+    """Puts in arguments kept as attributes, or returns None."""
     nothing = object()
     values = {name: getattr(layer, name, nothing) for name in names}
     if not all(isinstance(value, (bool, int, float, str, type(None))) for value in values.values()):
@@ -116,14 +119,8 @@ def with_hidden(node: Config, layer: keras.Layer, names: tuple[str, ...]) -> Con
     return {**node, "config": {**node["config"], **values}}
 
 
-def _without_dtype(node: Config, cls: type) -> Config:
-    if node["registered_name"] == REGISTERED_NAME or takes(cls.__init__, "dtype"):  # type: ignore[misc]
-        return node
-    return {**node, "config": {name: value for name, value in node["config"].items() if name != "dtype"}}
-
-
 def _defined_below_keras(cls: type) -> set[str]:
-    """The names that a class or its bases define before the first base that is Keras's own."""
+    """Names that a class and its bases define before Keras's."""
     names: set[str] = set()
     for base in cls.__mro__:
         if package_of(base) == "keras":
@@ -133,13 +130,15 @@ def _defined_below_keras(cls: type) -> set[str]:
 
 
 def takes(function: Any, name: str) -> bool:
-    """Whether a function can be given an argument of a name."""
+    """Whether a function can be given such an argument."""
     parameters = inspect.signature(function).parameters.values()
     return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def with_left_out(node: Config, layer: keras.Layer) -> Config:
-    """Puts in the arguments that a `get_config()` forgets, where the layer keeps them and they are not the default.
+    """Puts in the arguments that a `get_config()` forgets.
+
+    The layer keeps them, and they are not the default.
 
     KerasHub's Llama forgets `tie_word_embeddings`: rebuilt without it, a model with one matrix has two. Only numbers,
     strings and booleans: of anything else an attribute may hold what was made of the argument.
@@ -147,8 +146,9 @@ def with_left_out(node: Config, layer: keras.Layer) -> Config:
     cls = type(layer)
     if package_of(cls) in LIBRARIES or "get_config" not in _defined_below_keras(cls):
         return node
-    if _reads_its_own_config(cls):
-        return node
+    definer = next(base for base in cls.__mro__ if {"from_config", "get_config"} & vars(base).keys())
+    if "from_config" in vars(definer):
+        return node  # what its get_config() writes need not be arguments
     left_out: Config = {}
     for parameter in inspect.signature(cls.__init__).parameters.values():
         name, value = parameter.name, getattr(layer, parameter.name, None)
@@ -159,17 +159,9 @@ def with_left_out(node: Config, layer: keras.Layer) -> Config:
     return {**node, "config": {**node["config"], **left_out}} if left_out else node
 
 
-def _reads_its_own_config(cls: type) -> bool:
-    """Whether a class defines a `from_config()` with its `get_config()`: what it writes need not be arguments then."""
-    for base in cls.__mro__:
-        if "from_config" in vars(base) or "get_config" in vars(base):
-            return "from_config" in vars(base)
-    return False
-
-
 @contextlib.contextmanager
 def configs_of_arguments(layers: list[keras.Layer]) -> Iterator[dict[int, tuple[str, ...]]]:
-    """Lets layers without a working `get_config()` be serialized, by the attributes in which they keep their arguments.
+    """Lets layers without a `get_config()` be serialized by their attributes.
 
     A class such as
 
@@ -213,7 +205,7 @@ def _has_config(layer: keras.Layer) -> bool:
 
 
 def _kept_arguments(layer: keras.Layer) -> tuple[str, ...] | None:
-    """The arguments of a layer's `__init__`, if the layer has an attribute of the name of each."""
+    """Arguments of `__init__`, if each is an attribute, or None."""
     _, *parameters = inspect.signature(type(layer).__init__).parameters.values()
     own = [parameter for parameter in parameters if parameter.name not in _OF_THE_BASE]
     own = [parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]

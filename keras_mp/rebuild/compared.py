@@ -1,4 +1,4 @@
-"""Whether a model that was rebuilt is the same function: both are run on a batch, in the same precision."""
+"""Compares a rebuilt model with the original on a batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SIZES = (8, 64, 224)
 
 
 def check_same(old: keras.Model, new: keras.Model, sample: Any = None, modes: Sequence[bool] = (False, True)) -> None:
-    """Compares a model with one that was rebuilt from its config in the same precision.
+    """Compares a model with one rebuilt in the same precision.
 
     Both run on a batch, in inference and as in training, with the same random numbers; outputs and the losses that
     layers add must be the same. A model without `call()`, such as a GAN, is compared part by part.
@@ -94,7 +94,7 @@ def _compare(old: Any, new: Any, batch: Any, training: bool, expected: list[np.n
 
 
 def _run(model: Any, batch: Any, training: bool) -> list[np.ndarray]:
-    """Outputs, and the losses that layers add; nothing is assigned."""
+    """Outputs, and losses that layers add; nothing is assigned."""
     values = ([v.value for v in variables] for variables in (model.trainable_variables, model.non_trainable_variables))
     inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
     with warnings.catch_warnings():
@@ -106,10 +106,10 @@ def _run(model: Any, batch: Any, training: bool) -> list[np.ndarray]:
 
 
 def relative_difference(actual: Any, expected: Any, least: float = 1.0) -> float:
-    """Largest difference of two structures of arrays, each divided by max(least, the largest magnitude of `expected`).
+    """Largest relative difference of two structures of arrays.
 
-    Returns inf where shapes differ, where one is NaN or infinite and the other is not the same, or where what is no
-    number, such as text, differs.
+    Each is divided by max(least, the largest magnitude of `expected`). Returns inf where shapes differ, one is NaN
+    or infinite and the other is not the same, or where what is no number, such as text, differs.
     """
     actual, expected = arrays_of(actual), arrays_of(expected)
     if [x.shape for x in actual] != [x.shape for x in expected]:
@@ -131,22 +131,17 @@ def relative_difference(actual: Any, expected: Any, least: float = 1.0) -> float
 
 
 def arrays_of(structure: Any) -> list[np.ndarray]:
-    """Arrays of float64; of complex numbers real and imaginary parts; of text objects."""
-    arrays = [_array(x) for x in keras.tree.flatten(structure) if x is not None]
-    return [
-        x.astype(object)
-        if x.dtype.kind in "OSU"
-        else np.stack([x.real, x.imag], -1).astype("float64")
-        if x.dtype.kind == "c"
-        else x.astype("float64")
-        for x in arrays
-    ]
-
-
-def _array(x: Any) -> np.ndarray:
-    # NumPy takes no bfloat16 scalar of TensorFlow's.
-    narrow = keras.ops.is_tensor(x) and keras.backend.standardize_dtype(x.dtype) == "bfloat16"
-    return np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(x, "float32") if narrow else x))
+    """Arrays of float64; complex as pairs, text as objects."""
+    arrays = []
+    for leaf in keras.tree.flatten(structure):
+        if leaf is None:
+            continue
+        # NumPy takes no bfloat16 scalar of TensorFlow's.
+        narrow = keras.ops.is_tensor(leaf) and keras.backend.standardize_dtype(leaf.dtype) == "bfloat16"
+        x = np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(leaf, "float32") if narrow else leaf))
+        x = np.stack([x.real, x.imag], -1) if x.dtype.kind == "c" else x
+        arrays.append(x.astype(object if x.dtype.kind in "OSU" else "float64"))
+    return arrays
 
 
 def _tolerance(model: Any) -> float:
@@ -194,19 +189,15 @@ def _made_up(tensor: Any, size: int) -> Any:
 
 
 def _where_they_part(old: Any, new: Any, batch: Any, training: bool) -> str:
-    """A sentence on the first call of a layer that returns other values, innermost first."""
+    """Names the first layer with another result, innermost first."""
     twins = dict(zip(layers_by_path(old).values(), layers_by_path(new).values(), strict=False))
     calls = [_calls(model, batch, training) for model in (old, new)]
     for (path, layer, mine), (_, _, theirs) in zip(*calls, strict=False):
         if relative_difference(theirs, mine, 0.0) > _tolerance(old):
-            told = f"{path!r} ({_class_name(layer)}){_lacks(layer, twins.get(layer))}"
+            told = f"{path!r} ({type(layer).__name__}){_lacks(layer, twins.get(layer))}"
             return f"The first layer with another result is {told}."
-    cause = f"{_class_name(old)} itself computes otherwise, or a regularizer or add_loss in it adds another loss"
+    cause = f"{type(old).__name__} itself computes otherwise, or a regularizer or add_loss in it adds another loss"
     return f"Its layers return the same, so {cause}{_lacks(old, new)}."
-
-
-def _class_name(layer: Any) -> str:
-    return str(type(layer).__name__)
 
 
 def _calls(model: Any, batch: Any, training: bool) -> list[tuple[str, Any, list[np.ndarray]]]:
@@ -227,7 +218,7 @@ def _calls(model: Any, batch: Any, training: bool) -> list[tuple[str, Any, list[
 
 
 def _lacks(old: Any, new: Any) -> str:
-    """The plain attributes that a layer has otherwise in the new model."""
+    """Names plain attributes that differ in the new model."""
     theirs = {} if new is None else vars(new)
     pairs = [(name, _plain(value), _plain(theirs[name])) for name, value in vars(old).items() if name in theirs]
     other = [

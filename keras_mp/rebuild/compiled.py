@@ -1,4 +1,4 @@
-"""The arguments of `compile`, carried over with the state of the optimizers."""
+"""Carries over arguments of `compile` and states of optimizers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _scales(optimizer: Any) -> bool:
 
 
 def compile_again(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
-    """Compiles a model with its own arguments and another optimizer; metrics start anew.
+    """Compiles a model with another optimizer; metrics start anew.
 
     Raises:
         TypeError: If the model has a compile() of its own that does not keep every argument as it was given.
@@ -77,13 +77,13 @@ def compile_again(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> 
 
 
 def compile_arguments(model: keras.Model) -> Config | None:
-    """The arguments that a model was compiled with; None where a `compile()` of its own has not kept each."""
+    """Arguments that a model was compiled with, or None."""
     own_compile = type(model).compile is not keras.Model.compile
     return _kept_compile_arguments(model) if own_compile else dict(model._compile_config.config)
 
 
 def _compiled_by_arguments(old: keras.Model, new: keras.Model) -> bool:
-    """Compiles with the arguments that a `compile()` of the model's own kept; whether the new model keeps the same.
+    """Compiles with kept arguments; whether the new model keeps them.
 
     One that hands on or keeps what it made of an argument, such as a loss with a weight, would make it of that again.
     """
@@ -105,7 +105,7 @@ def _compiled_by_arguments(old: keras.Model, new: keras.Model) -> bool:
 
 
 def _kept_compile_arguments(model: keras.Model) -> Config | None:
-    """The arguments that a `compile()` of the model's own was called with, if the model still has each.
+    """Arguments of a `compile()` of the model's own, or None.
 
     Those that it hands on to Keras's are with Keras; the rest are attributes of the same name, where the usual
     `self.d_optimizer = d_optimizer` keeps them.

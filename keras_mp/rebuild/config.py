@@ -1,4 +1,4 @@
-"""From a live model to its config, rewritten by a rule, and from a config to a model."""
+"""From a model to its config, rewritten, and back."""
 
 from __future__ import annotations
 
@@ -19,21 +19,16 @@ from keras_mp.system.packages import LIBRARIES, package_of
 
 
 class Rewrite(NamedTuple):
-    """How a config is rewritten.
+    """How a config is rewritten."""
 
-    Attributes:
-        rule: the rule, as for `rebuild`.
-        layers: the live layers and operations, by id.
-        kept: names of the arguments that were read off layers without a config, by the layer's id.
-    """
-
-    rule: Rule
-    layers: dict[int, keras.Operation]
+    rule: Rule  # the rule, as for `rebuild`
+    layers: dict[int, keras.Operation]  # the live layers and operations, by id
+    # names of the arguments that were read off layers without a config, by the layer's id
     kept: dict[int, tuple[str, ...]]
 
 
 def rewrite(node: Any, how: Rewrite) -> Any:
-    """Applies the rule innermost first, and prepares what Keras needs to build the result."""
+    """Applies the rule innermost first."""
     if isinstance(node, (list, tuple)):
         return type(node)(rewrite(item, how) for item in node)
     if not isinstance(node, dict):
@@ -49,7 +44,7 @@ def rewrite(node: Any, how: Rewrite) -> Any:
 
 
 def _with_policy(node: Config, layer: keras.Operation) -> Config:
-    """Puts back a policy that the layer's get_config() reduced to its variable dtype, as SpatialDropout's does."""
+    """Puts back a policy that the config shortened."""
     if isinstance(layer, keras.layers.InputLayer) or not isinstance(layer, keras.layers.Layer):
         return node  # has a dtype or nothing, but no policy
     policy = layer.dtype_policy
@@ -58,10 +53,15 @@ def _with_policy(node: Config, layer: keras.Operation) -> Config:
     return {**node, "config": {**node["config"], "dtype": keras.dtype_policies.serialize(policy)}}
 
 
-def lambdas(model: keras.Model) -> dict[str, Any]:
-    """The live lambdas of layers: as bytecode they lose globals and closure, and Keras reads no activation from it."""
-    values = [value for layer in with_self(model) for value in vars(layer).values()]
-    return {_lambda_name(value): value for value in values if _is_lambda(value)}
+def live_objects(model: keras.Model) -> dict[str, Any]:
+    """Live lambdas and layers that a rewritten config names.
+
+    As bytecode lambdas lose globals and closure, and Keras reads no activation from it.
+    """
+    layers = with_self(model)
+    values = [value for layer in layers for value in vars(layer).values()]
+    of_params = {_name_of_params(layer): _OfParams(layer) for layer in layers if _is_of_params(layer)}
+    return {_lambda_name(value): value for value in values if _is_lambda(value)} | of_params
 
 
 def _is_lambda(value: Any) -> bool:
@@ -73,7 +73,7 @@ def _lambda_name(function: Any) -> str:
 
 
 def _with_live_arguments(node: Config, layer: keras.Operation) -> Config:
-    """Puts in what a config does not hold: lambdas, as of a Lambda layer, and the weights given to a JaxLayer."""
+    """Puts in lambdas, and the weights given to a JaxLayer."""
     treated = node["config"].get("layer")
     if treatments_of(layer) and isinstance(treated, dict):
         return {**node, "config": {**node["config"], "layer": _with_live_arguments(treated, layer)}}
@@ -90,7 +90,7 @@ def _with_live_arguments(node: Config, layer: keras.Operation) -> Config:
 
 
 class _OfParams:
-    """Makes a JaxLayer again whose weights were given to it, which its config leaves out."""
+    """Makes a JaxLayer again whose weights were given to it."""
 
     def __init__(self, layer: keras.Operation) -> None:
         self.layer = layer
@@ -112,12 +112,8 @@ def _name_of_params(layer: keras.Operation) -> str:
     return f"JaxLayer {id(layer)}"
 
 
-def of_params(model: keras.Model) -> dict[str, Any]:
-    return {_name_of_params(layer): _OfParams(layer) for layer in with_self(model) if _is_of_params(layer)}
-
-
 def unshare_across_graphs(node: Any, seen: set[int]) -> tuple[Any, list[int]]:
-    """Makes a layer of a functional graph that was created for another graph before a copy; returns which.
+    """Copies a layer that two functional graphs share; returns which.
 
     Functional models find a tensor by its number among the calls of a layer, and count from the layer's first call
     anywhere, so a layer that another graph already called gives them the wrong tensor.
@@ -142,7 +138,7 @@ def unshare_across_graphs(node: Any, seen: set[int]) -> tuple[Any, list[int]]:
 
 
 def custom_objects_of(model: keras.Model) -> dict[str, Any]:
-    """Every class and function outside Keras that the live model uses, by the names its config may call it."""
+    """Classes and functions of a model outside Keras, by name."""
     custom_objects: dict[str, Any] = {}
     for layer in with_self(model):
         for value in [layer, *vars(layer).values()]:
@@ -162,7 +158,7 @@ def custom_objects_of(model: keras.Model) -> dict[str, Any]:
 
 
 class _RecordsEverything(dict):
-    """Makes Keras write the id of every object into its config, where it would mark only those it notices as shared.
+    """Makes Keras write the id of every object.
 
     It misses a layer that two Sequential models share, because they copy the config that it would mark.
     """
@@ -175,7 +171,7 @@ class _RecordsEverything(dict):
 
 
 def serialize(model: keras.Layer) -> tuple[Config, dict[int, tuple[str, ...]]]:
-    """The config of a model, and of its layers without one of their own the arguments that were read off them."""
+    """Config of a model, and arguments read off layers."""
     try:
         return _serialize_as_is(model), {}
     except Exception:

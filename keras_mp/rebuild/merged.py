@@ -1,4 +1,4 @@
-"""The weights of Keras's layers as one matrix of floats: dequantized, with LoRA's product added."""
+"""Weights as floats: dequantized, LoRA's product added."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _COLUMNS = {
 
 
 def is_adapted(layer: keras.Operation) -> bool:
-    """Whether a layer's weights are stored as integers, or have the product of Keras's own LoRA beside them."""
+    """Whether a layer's weights are integers, or have LoRA."""
     mode = getattr(layer, "quantization_mode", None)
     has_lora = isinstance(layer, LAYERS) and layer.lora_enabled
     return (mode is not None and mode != "float8") or has_lora or bool(quantized_banks(layer))
 
 
 def is_packed(layer: Any) -> bool:
-    """Whether Keras stores two of a layer's quantized weights a byte."""
+    """Whether Keras stores two quantized weights a byte."""
     mode = getattr(layer, "quantization_mode", None)
     return mode in ("int4", "awq") or (mode == "gptq" and policy_of(layer).weight_bits == 4)
 
 
 def packed_weights(layer: Any) -> list[keras.Variable]:
-    """The variables of a layer that hold two weights of 4 bits a byte."""
+    """Variables of a layer with two weights a byte."""
     banks = quantized_banks(layer).values()
     if banks:
         return [bank.codes for bank in banks if bank.is_int4]
@@ -58,7 +58,7 @@ def packed_weights(layer: Any) -> list[keras.Variable]:
 
 
 def why_not_merged(layer: keras.Operation) -> str:
-    """Why a layer's weights cannot be made one matrix of floats; empty where they can."""
+    """Why weights cannot be one matrix of floats, or ""."""
     mode = getattr(layer, "quantization_mode", None)
     if mode not in (None, *MODES):
         return f"it is quantized in the mode {mode!r}, and only {' and '.join(map(repr, MODES))} are known"
@@ -78,7 +78,7 @@ def why_not_merged(layer: keras.Operation) -> str:
 
 
 def merged_weights(layer: Any) -> dict[str, np.ndarray]:
-    """The float weights of a layer that is quantized or has LoRA, by the names that they have in the layer without.
+    """Float weights of a quantized layer or one with LoRA.
 
         weight = dequantized + alpha / rank . a . b        float64, then rounded once to float32
 
@@ -126,7 +126,7 @@ def quantized_weights(layer: Any, name: str = "kernel") -> tuple[Any, ...]:
 
 
 def dequantized(layer: Any, weights: Sequence[Any], name: str = "kernel") -> Any:
-    """The numbers that a layer's quantized weights stand for, by Keras's functions.
+    """Dequantizes a layer's weights by Keras's functions.
 
     Args:
         weights: the result of `quantized_weights` for the layer and the name, as tensors or arrays.

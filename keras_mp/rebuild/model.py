@@ -1,4 +1,4 @@
-"""A model rebuilt from its config, with its state carried over: `rebuild`."""
+"""Rebuilds a model from its config, with its state."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from keras_mp.rebuild.config import (
     Rewrite,
     custom_objects_of,
     deserialize,
-    lambdas,
-    of_params,
+    live_objects,
     rewrite,
     serialize,
     unshare_across_graphs,
@@ -26,22 +25,18 @@ from keras_mp.rebuild.walk import Config, RebuildError, Rule, is_built, operatio
 
 
 class Rebuilt(NamedTuple):
-    """What `rebuild` returns.
+    """What `rebuild` returns."""
 
-    Attributes:
-        model: the new model.
-        unreached: names of the weights, optimizer slots and compile arguments that were not carried over, a sentence
-            each. Empty when everything arrived.
-        unshared: names of layers that two functional graphs share and of which the new model has a copy in each: they
-            compute the same but train apart. Keras cannot reload such a model either.
-    """
-
-    model: keras.Model
+    model: keras.Model  # the new model
+    # names of the weights, optimizer slots and compile arguments that were not carried over, a sentence each. Empty
+    # when everything arrived
     unreached: tuple[str, ...]
+    # names of layers that two functional graphs share and of which the new model has a copy in each: they compute the
+    # same but train apart. Keras cannot reload such a model either
     unshared: tuple[str, ...] = ()
 
     def told(self, function: str) -> keras.Model:
-        """The model; a warning says what is otherwise in it, and which function made it."""
+        """Returns the model, and warns of differences."""
         apart = [
             f"layer {name!r} was shared by two graphs, and each now trains a copy of its own" for name in self.unshared
         ]
@@ -60,7 +55,7 @@ def rebuild(
     carry_compile: bool = True,
     merge: bool = False,
 ) -> Rebuilt:
-    """Rebuild a model from its config after `rule` rewrote it; the original is left alone.
+    """Rebuilds a model from its config, rewritten by a rule.
 
     A config may say less than all. So a copy that is rebuilt without the rule, in the model's own precision, is run
     beside the model on a batch, and must compute the same; where the rule changes nothing, that is the new model.
@@ -115,7 +110,7 @@ def _made(
 ) -> tuple[keras.Model, list[str], list[int], dict[int, keras.Variable]]:
     config, copied = unshare_across_graphs(config, set())
     with restored_policy(policy):
-        new = deserialize(config, custom_objects_of(model) | lambdas(model) | of_params(model), model)
+        new = deserialize(config, custom_objects_of(model) | live_objects(model), model)
         if sample is not None and not (new.built and len(new.weights) == len(model.weights)):
             new(sample, training=False)
     settle_policies(new)

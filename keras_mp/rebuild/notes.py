@@ -1,4 +1,4 @@
-"""What the kit notes about a layer that it has changed: the one private attribute that it gives a layer."""
+"""Notes on a layer that the kit has changed."""
 
 from __future__ import annotations
 
@@ -18,20 +18,14 @@ FLOAT8, QAT = "fp8", "qat"
 
 @dataclasses.dataclass
 class Notes:
-    """The notes on one layer.
+    """The notes on one layer."""
 
-    Attributes:
-        treatments: the options of each treatment that is applied to the layer, by the treatment's name.
-        precision: the dtype that it computes in without any.
-        policy: the dtype policy of the layer without any, where its weights are of 16 bits; else None.
-        waiting: the treatments of sublayers that the layer's own code has yet to create.
-        kept: the things that a treatment keeps from one step to the next, by its name.
-    """
-
-    treatments: dict[str, Any]
-    precision: str
-    policy: Any = None
+    treatments: dict[str, Any]  # the options of each treatment that is applied to the layer, by the treatment's name
+    precision: str  # dtype that it computes in without any
+    policy: Any = None  # dtype policy of the layer without any, where its weights are of 16 bits; else None
+    # the treatments of sublayers that the layer's own code has yet to create
     waiting: dict[Place, tuple[dict[str, Any], str]] = dataclasses.field(default_factory=dict)
+    # the things that a treatment keeps from one step to the next, by its name
     kept: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -46,19 +40,19 @@ class Changed:
 
 
 def notes_of(layer: Any) -> Notes | None:
-    """What is noted about a layer or operation; None where the kit has not changed it."""
+    """Notes on a layer or operation, or None."""
     return vars(layer).get(_NAME)
 
 
 def existing_notes(layer: Any) -> Notes:
-    """Returns the notes on a layer that the kit has changed."""
+    """Returns the notes on a layer that has some."""
     notes = notes_of(layer)
     assert notes is not None, layer  # a layer has its notes before it is treated, and until it has no treatment
     return notes
 
 
 def write_notes(layer: Any, notes: Notes | None) -> None:
-    """Notes something about a layer, past Keras's tracking of attributes; None takes all of it away."""
+    """Writes notes past Keras's tracking; None takes them away."""
     if notes is None:
         vars(layer).pop(_NAME, None)
     else:
@@ -66,7 +60,7 @@ def write_notes(layer: Any, notes: Notes | None) -> None:
 
 
 def treatments_of(layer: Any) -> dict[str, Any]:
-    """The treatments of a layer, by name, each with its options."""
+    """Treatments of a layer by name, with their options."""
     notes = notes_of(layer)
     return {} if notes is None else notes.treatments
 
@@ -83,7 +77,7 @@ def original_class(layer: Any) -> Any:
 
 
 def precision_of_layer(layer: Any) -> str:
-    """The dtype that a layer computes in without treatments; an operation follows its input."""
+    """Dtype that a layer computes in without treatments."""
     notes = notes_of(layer)
     if notes is not None:
         return notes.precision

@@ -1,4 +1,4 @@
-"""The optimizers of a model: their variables, one with the settings of another, and state carried to it."""
+"""Optimizers of a model: variables, settings and state carried over."""
 
 from __future__ import annotations
 
@@ -12,21 +12,15 @@ from keras_mp.rebuild.walk import with_self
 
 
 class Slot(NamedTuple):
-    """A variable of an optimizer, or what takes the place of one and is stored in fewer bits.
+    """A variable of an optimizer, perhaps in fewer bits."""
 
-    Attributes:
-        name: the attributes that lead to it, joined by ".".
-        weight: the weight that the slot belongs to, or None.
-        variable: the variable, as the optimizer reads and assigns it.
-    """
-
-    name: str
-    weight: keras.Variable | None
-    variable: Any
+    name: str  # the attributes that lead to it, joined by "."
+    weight: keras.Variable | None  # the weight that the slot belongs to, or None
+    variable: Any  # the variable, as the optimizer reads and assigns it
 
 
 def optimizer_slots(optimizer: keras.optimizers.Optimizer, prefix: str = "") -> list[Slot]:
-    """The variables of an optimizer and of those inside it, each once, by names that another of its class has, too."""
+    """Lists the variables of an optimizer and of those inside."""
     # Private, because optimizers publish their variables only as one flat list. A slot is kept in a list with a place
     # for each weight, in the order of `_trainable_variables`.
     weights = list(getattr(optimizer, "_trainable_variables", ()))
@@ -50,7 +44,7 @@ def optimizer_slots(optimizer: keras.optimizers.Optimizer, prefix: str = "") -> 
 
 
 def stored_variables(slot: Any) -> list[keras.Variable]:
-    """The variables of a slot: itself, or those of one that is stored in fewer bits than it is read in."""
+    """Variables in which a slot is stored."""
     return [slot] if isinstance(slot, keras.Variable) else slot.variables
 
 
@@ -59,26 +53,27 @@ def _is_slot(value: Any) -> bool:
 
 
 def unwrapped(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """The optimizer inside one that scales the loss; any other itself."""
+    """Optimizer inside one that scales the loss; any other itself."""
     wraps = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return optimizer.inner_optimizer if wraps else optimizer
 
 
 def leaves(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
-    """Returns the optimizers that hold the settings: the optimizer itself, or those inside Keras's MultiOptimizer."""
+    """Optimizers with settings: itself, or those inside a MultiOptimizer."""
     return list(getattr(optimizer, "optimizers", [optimizer]))
 
 
 def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
-    """The optimizers of a model, such as a GAN's two, by the attributes that hold them."""
+    """Optimizers that are attributes of a model."""
     held = {"optimizer": getattr(model, "optimizer", None), **vars(model)}
     return {name: value for name, value in held.items() if isinstance(value, keras.optimizers.Optimizer)}
 
 
 def held_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
-    """Every optimizer that is an attribute of a model or of a layer in it, or in a list or dict that is one; each once.
+    """Finds each optimizer of a model and its layers.
 
-    Not those with which inner models are compiled, which the step of the outer one does not use.
+    They are attributes, or in a list or dict that is one. Not those with which inner models are compiled, which the
+    step of the outer one does not use.
 
     Returns:
         The optimizers, by the name of the attribute, that of a layer before it, and the key in a list or dict behind.
@@ -111,12 +106,12 @@ def held_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]
 
 
 def without_default(optimizers: dict[str, keras.optimizers.Optimizer]) -> dict[str, keras.optimizers.Optimizer]:
-    """Those of `held_optimizers` that were given: beside others, `optimizer` may be Keras's default, which is idle."""
+    """Leaves out `optimizer` beside others: Keras's default, which is idle."""
     return {name: held for name, held in optimizers.items() if name != "optimizer"} or optimizers
 
 
 def fresh_optimizer(optimizer: keras.optimizers.Optimizer, **settings: Any) -> keras.optimizers.Optimizer:
-    """Makes an optimizer of the same class, also where the class is not registered with Keras.
+    """Makes an optimizer of the same class, registered or not.
 
     Args:
         settings: settings of its config, in place of its own.
@@ -129,14 +124,16 @@ def fresh_optimizer(optimizer: keras.optimizers.Optimizer, **settings: Any) -> k
     with keras.saving.custom_object_scope(names):
         fresh = type(optimizer).from_config({**optimizer.get_config(), **settings})
     for old, new in zip(_with_held(optimizer), _with_held(fresh), strict=True):
-        _keep_exclusions(old, new)
+        for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
+            if hasattr(old, name):  # private: no config of Keras has them
+                setattr(new, name, getattr(old, name))
     return fresh
 
 
 def move_exclusions(
     optimizer: keras.optimizers.Optimizer, weights: Iterable[tuple[keras.Variable, keras.Variable]]
 ) -> None:
-    """Makes an optimizer of `fresh_optimizer` leave out of weight decay the weights of another model.
+    """Moves exclusions from weight decay to another model's weights.
 
     Args:
         optimizer: the optimizer, which is not built yet.
@@ -150,15 +147,8 @@ def move_exclusions(
             }
 
 
-def _keep_exclusions(old: keras.optimizers.Optimizer, new: keras.optimizers.Optimizer) -> None:
-    # Private: no config of Keras has them.
-    for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
-        if hasattr(old, name):
-            setattr(new, name, getattr(old, name))
-
-
 def _with_held(optimizer: keras.optimizers.Optimizer) -> Iterator[keras.optimizers.Optimizer]:
-    """An optimizer, and those that it holds, in the order of its attributes."""
+    """An optimizer and those it holds, in order of attributes."""
     yield optimizer
     for value in vars(optimizer).values():
         for item in value if isinstance(value, (list, tuple)) else [value]:
@@ -169,7 +159,7 @@ def _with_held(optimizer: keras.optimizers.Optimizer) -> Iterator[keras.optimize
 def carry_slots(
     old: keras.optimizers.Optimizer, new: keras.optimizers.Optimizer, variables: dict[int, keras.Variable]
 ) -> list[str]:
-    """Copies the state of a built optimizer to another; slots follow their weight, wherever the new model has it.
+    """Copies an optimizer's state to another; slots follow weights.
 
     Args:
         variables: the weight of the new model that takes the place of each weight of the old one, by the latter's id.
@@ -183,18 +173,15 @@ def carry_slots(
         if weight is not None and id(weight) not in variables:
             continue
         place = places.get((name, id(None if weight is None else variables[id(weight)])))
-        if place is not None and tuple(slot.shape) == tuple(place.shape):
-            _copy(slot, place)
-            reached.update(map(id, stored_variables(slot)))
+        if place is None or tuple(slot.shape) != tuple(place.shape):
+            continue
+        parts = stored_variables(slot), stored_variables(place)
+        if [part.dtype for part in parts[0]] == [part.dtype for part in parts[1]]:
+            for one, other in zip(*parts, strict=True):
+                copy_value(one, other)
+        elif slot.dtype == "float32":
+            place.assign(slot.numpy())
+        else:
+            copy_value(slot, place)
+        reached.update(map(id, parts[0]))
     return [f"optimizer variable {v.path!r} was not carried over" for v in old.variables if id(v) not in reached]
-
-
-def _copy(old: Any, new: Any) -> None:
-    parts = stored_variables(old), stored_variables(new)
-    if [part.dtype for part in parts[0]] == [part.dtype for part in parts[1]]:
-        for one, other in zip(*parts, strict=True):
-            copy_value(one, other)
-    elif old.dtype == "float32":
-        new.assign(old.numpy())
-    else:
-        copy_value(old, new)

@@ -1,4 +1,4 @@
-"""The dtype policies of layers that Keras quantized, kept through configs.
+"""The dtype policies of quantized layers, kept through configs.
 
 KerasHub writes a backbone with quantized layers under one `DTypePolicyMap` without a default policy. Its `get_config()`
 erases the names of the live layers' policies, and what it writes takes the global policy of whoever reads it.
@@ -21,7 +21,7 @@ PolicyMap = keras.dtype_policies.DTypePolicyMap
 
 
 def policy_of(layer: keras.Layer) -> Any:
-    """A layer's own policy, with a name: not the map that it may share, and not one whose name Keras erased."""
+    """A layer's own policy, with a name, and no map."""
     policy = layer.dtype_policy
     if isinstance(policy, PolicyMap):
         policy = _entry(policy, layer.path)
@@ -31,7 +31,7 @@ def policy_of(layer: keras.Layer) -> Any:
 
 
 def _entry(policies: Any, path: str | None) -> Any:
-    """What a map says of a layer; an entry may be a map again.
+    """What a map says of a layer, through inner maps.
 
     KerasHub saves a map in a map, and Keras writes a map into itself where a layer is given the map as its new policy.
     """
@@ -42,21 +42,21 @@ def _entry(policies: Any, path: str | None) -> Any:
 
 
 def with_source(policy: Any, source: str) -> Any:
-    """A policy of the same quantization, or of none, that computes as the policy named `source`."""
+    """Policy of the same quantization that computes as `source`."""
     if policy.quantization_mode is None:
         return Policy(source)
     return type(policy)(**{**policy.get_config(), "source_name": source})
 
 
 def to_compute_in_float32(layer: keras.Layer) -> None:
-    """Lets a layer compute in float32; one whose weights are quantized to integers stays so."""
+    """Lets a layer compute in float32; integer weights stay so."""
     policy = policy_of(layer)
     # Private: the public setter would write into a map that other layers share, or quantize.
     layer._dtype_policy = Policy("float32") if policy.quantization_mode == "float8" else with_source(policy, "float32")
 
 
 def keep_statistics_as_computed(layer: Any) -> None:
-    """Makes the statistics of a Normalization layer anew, which Keras keeps in the dtype that it computed in."""
+    """Makes a Normalization's statistics anew: Keras keeps them as computed."""
     if not isinstance(layer, keras.layers.Normalization) or not layer.built:
         return
     if layer.input_mean is None:
@@ -66,7 +66,7 @@ def keep_statistics_as_computed(layer: Any) -> None:
 
 
 def settle_policies(layer: keras.Layer) -> list[tuple[Any, Any]]:
-    """Gives each built layer a policy of its own in the place of a map of them, as it had before it was saved.
+    """Gives built layers their own policy in place of maps.
 
     Returns:
         Those layers, each with its map.
@@ -83,7 +83,7 @@ def settle_policies(layer: keras.Layer) -> list[tuple[Any, Any]]:
 
 @contextlib.contextmanager
 def maps_with_defaults(model: keras.Layer) -> Iterator[None]:
-    """Lets backbones with quantized layers be serialized under a map whose default is their own policy.
+    """Lets backbones with quantized layers be serialized under their policy.
 
     KerasHub writes the map's entry for a layer from that layer's policy, which is the whole map where the backbone was
     made with one, as from a quantized preset.
@@ -91,7 +91,11 @@ def maps_with_defaults(model: keras.Layer) -> Iterator[None]:
     before = settle_policies(model)
     for layer in with_self(model):
         if _writes_its_policy(layer):
-            policies = {part.path: _untreated(part) for part in with_self(layer) if part.quantization_mode is not None}
+            policies = {
+                part.path: with_source(policy_of(part), _source(precision_of_layer(part), part.variable_dtype))
+                for part in with_self(layer)
+                if part.quantization_mode is not None
+            }
             if policies:
                 before.append((layer, layer._dtype_policy))
                 layer._dtype_policy = PolicyMap(source_of(layer), policies)
@@ -103,18 +107,14 @@ def maps_with_defaults(model: keras.Layer) -> Iterator[None]:
 
 
 def _writes_its_policy(layer: keras.Layer) -> bool:
-    """Whether a model has a `get_config()` outside Keras, as KerasHub's backbones have, and a policy that is no map."""
+    """Whether a model writes its policy, as KerasHub's backbones do."""
     definer = next(base for base in type(layer).__mro__ if "get_config" in vars(base))
     named = getattr(layer.dtype_policy, "_default_policy_arg", None) is not None  # what a map without one erases
     return isinstance(layer, keras.Model) and package_of(definer) not in LIBRARIES and not named
 
 
-def _untreated(layer: Any) -> Any:
-    return with_source(policy_of(layer), _source(precision_of_layer(layer), layer.variable_dtype))
-
-
 def source_of(layer: keras.Layer) -> str:
-    """The name of the policy that a layer computes by, without what its weights are quantized to."""
+    """Name of a layer's policy, without quantization."""
     return _source(layer.compute_dtype, layer.variable_dtype)
 
 

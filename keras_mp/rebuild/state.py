@@ -1,4 +1,4 @@
-"""Weights, states of layers and assets, carried over from one model to another."""
+"""Weights, states and assets, carried to another model."""
 
 from __future__ import annotations
 
@@ -77,9 +77,10 @@ def carry_state(old: keras.Model, new: keras.Model, merge: bool = False) -> _Car
 
 
 def _adapt(old: Any, new: Any) -> None:
-    """Quantizes a layer, and gives it LoRA, as another: no config of a model shows it where a layer's code creates it.
+    """Quantizes a layer, and gives it LoRA, as another.
 
-    Its own config shows less than all: not how the inputs are quantized, and Keras's Dense reads no `lora_alpha`.
+    No config of a model shows it where a layer's code creates it. Its own config shows less: not how the inputs are
+    quantized, and Keras's Dense reads no `lora_alpha`.
     """
     mode = getattr(old, "quantization_mode", None)
     mode = None if mode == "float8" else mode  # whose layers may become this kit's, or plain ones
@@ -99,7 +100,7 @@ def _adapt(old: Any, new: Any) -> None:
 
 
 def _quantization_config(layer: Any) -> Any:
-    """What a layer was quantized with; of one that was loaded with quantized weights, the size of its int4 groups."""
+    """Config that a layer was quantized with."""
     config, policy = getattr(layer, "quantization_config", None), policy_of(layer)
     if config is None and hasattr(layer, "_int4_block_size"):  # private: without a config Keras makes groups of 128
         return keras.quantizers.Int4QuantizationConfig(block_size=layer._int4_block_size or -1)
@@ -110,7 +111,7 @@ def _quantization_config(layer: Any) -> Any:
 
 
 def _merge_layer(path: str, old: Any, new: Any) -> list[tuple[keras.Variable, keras.Variable]]:
-    """Gives a layer without quantization and LoRA the weights of one with them, as one matrix of floats each."""
+    """Gives a plain layer the merged weights of another."""
     wrong = why_not_merged(old)
     if wrong:
         raise RebuildError(f"layer {path!r} cannot be made a layer with float weights: {wrong}")
@@ -128,7 +129,7 @@ def _merge_layer(path: str, old: Any, new: Any) -> list[tuple[keras.Variable, ke
 
 
 def _build_as(old: keras.Layer, new: keras.Layer) -> bool:
-    """Builds a layer for the shapes that another was built for, if that other knows them."""
+    """Builds a layer for the shapes of another."""
     shapes = old.get_build_config()
     if not shapes:
         return False
@@ -146,7 +147,7 @@ def is_overwritten(variable: keras.Variable) -> bool:
 def _pairs(
     old: keras.Layer, new: keras.Layer, path: str, seen: set[tuple[int, int]]
 ) -> Iterator[tuple[str, keras.Layer, keras.Layer]]:
-    """Walks two models side by side: by name where names agree, else (automatic names) in order."""
+    """Walks two models side by side, by name or order."""
     if (id(old), id(new)) in seen:
         return
     seen.add((id(old), id(new)))
@@ -201,13 +202,13 @@ def copy_value(old: keras.Variable, new: keras.Variable) -> None:
 
 
 def widen(variable: keras.Variable) -> None:
-    """Makes a 16-bit variable a float32 one in place, with its value; no compiled function holds it yet."""
+    """Makes a 16-bit variable float32, before it is compiled."""
     if keras.backend.standardize_dtype(variable.dtype) in ("bfloat16", "float16"):
         _store_as(variable, "float32")
 
 
 def narrow(variable: keras.Variable, dtype: str) -> None:
-    """Makes a float32 variable a 16-bit one in place, with its value rounded; no compiled function holds it yet."""
+    """Rounds a float32 variable to 16 bits in place, likewise."""
     if keras.backend.standardize_dtype(variable.dtype) == "float32":
         _store_as(variable, dtype)
 
@@ -221,7 +222,7 @@ def _store_as(variable: keras.Variable, dtype: str) -> None:
 
 
 def has_no_value(variable: keras.Variable) -> bool:
-    """Whether a variable has only a shape and a dtype, as those of a model have that is built from shapes alone."""
+    """Whether a variable has only a shape and a dtype."""
     return variable._value is None  # private, because the public value would draw one
 
 
@@ -230,7 +231,7 @@ def value_on_host(variable: keras.Variable) -> Any:
 
 
 def _pair_variables(olds: list[Any], news: list[Any]) -> list[tuple[Any, Any]]:
-    """Pairs by name, the nth of several with one name with the nth; the rest (automatic names) in order."""
+    """Pairs variables by name; the rest in order."""
     waiting: dict[str, list[Any]] = {}
     for variable in news:
         waiting.setdefault(variable.name, []).append(variable)

@@ -1,4 +1,4 @@
-"""One call of a subclassed model, traced without numbers: which of its layers made what it returns."""
+"""A call of a subclassed model, traced without numbers."""
 
 from __future__ import annotations
 
@@ -13,37 +13,26 @@ from keras_mp.rebuild.walk import map_shapes
 
 
 class TracedCall(NamedTuple):
-    """A call of a layer.
+    """A call of a layer."""
 
-    Attributes:
-        layer: the layer that was called.
-        inputs: the first argument, as the layer was given it.
-        outputs: the result, as the layer returned it.
-    """
-
-    layer: keras.layers.Layer
-    inputs: Any
-    outputs: Any
+    layer: keras.layers.Layer  # the layer that was called
+    inputs: Any  # the first argument, as the layer was given it
+    outputs: Any  # the result, as the layer returned it
 
 
 class Traced(NamedTuple):
-    """A call of a model.
+    """A call of a model."""
 
-    Attributes:
-        outputs: the structure of tensors that the model returned; of each only identity, shape and dtype are of use.
-        calls: the calls of its layers, one inside another first.
-    """
-
-    outputs: Any
-    calls: list[TracedCall]
+    outputs: Any  # the structure of tensors that the model returned; of each only identity, shape and dtype are of use
+    calls: list[TracedCall]  # the calls of its layers, one inside another first
 
     def makers(self, tensor: Any) -> list[TracedCall]:
-        """The calls that returned this very tensor: that which made it, then those that handed it on."""
+        """Calls that returned this very tensor, its maker first."""
         return [call for call in self.calls if call.outputs is tensor]
 
 
 def trace_layers(model: keras.Model, layers: Iterable[keras.layers.Layer]) -> Traced | None:
-    """Traces a built model by the shapes that it was built for, and notes the calls of some of its layers.
+    """Traces a built model by its shapes, noting layers' calls.
 
     Returns:
         None where its code cannot be traced with inputs of one dtype, or its shapes are not known.

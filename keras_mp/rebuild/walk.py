@@ -1,4 +1,4 @@
-"""The layers, operations and variables of a model; what a rebuild is told, and how it fails."""
+"""Layers, operations and variables of a model."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def check_is_model(model: Any) -> None:
 
 
 def is_built(model: keras.Layer) -> bool:
-    """Whether a model has its weights; one that only trains models, and has no `call()`, is built when they are."""
+    """Whether a model has its weights; without `call()`, its parts."""
     parts = children_of(model)
     return model.built or (has_no_call(model) and bool(parts) and all(part.built for part in parts))
 
 
 def has_no_call(model: keras.Layer) -> bool:
-    """Whether a model has no `call()`, because its `train_step()` calls the models in it, as that of a GAN does."""
+    """Whether a model has no `call()`, like a GAN."""
     return isinstance(model, keras.Model) and original_class(model).call is keras.Model.call
 
 
 def layers_by_path(model: keras.Layer) -> dict[str, keras.Layer]:
-    """Every layer below `model`, depth first, by the `/`-joined names that lead to it; a shared layer appears once."""
+    """Layers below a model, depth first and once, by path."""
     layers: dict[str, keras.Layer] = {}
     seen: set[int] = set()
 
@@ -59,7 +59,7 @@ def layers_by_path(model: keras.Layer) -> dict[str, keras.Layer]:
 
 
 def operations_of(model: keras.Layer) -> list[keras.Operation]:
-    """The operations that are no layers, such as keras.ops.softmax, in the graphs of a model and its submodels."""
+    """Operations of a model's graphs, such as softmax."""
     operations = [operation for layer in with_self(model) for operation in getattr(layer, "operations", [])]
     return [operation for operation in operations if not isinstance(operation, keras.layers.Layer)]
 
@@ -69,7 +69,7 @@ def with_self(model: keras.Layer) -> list[keras.Layer]:
 
 
 def compute_dtypes(model: keras.Layer) -> set[str]:
-    """The dtypes that the layers of a model, and the model itself, compute in."""
+    """Dtypes that a model and its layers compute in."""
     return {layer.compute_dtype for layer in with_self(model)}
 
 
@@ -82,27 +82,27 @@ def children_of(layer: keras.Operation) -> list[keras.Layer]:
 
 
 def graph_of(model: keras.Layer) -> Any:
-    """The functional model that holds the graph of a functional or sequential model; None of any other layer."""
+    """Functional model with a model's graph, or None."""
     # Private: a Sequential keeps its graph there, and a graph gives its calls there in the order of computation.
     graph = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model
     return graph if hasattr(graph, "_nodes_by_depth") else None
 
 
 def calls_of(graph: Any) -> list[Any]:
-    """The nodes of a functional model in the order in which it computes them, without its inputs."""
+    """Nodes of a functional model in order, without its inputs."""
     by_depth = graph._nodes_by_depth
     return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth] if not node.is_input]
 
 
 def layers_below(layer: keras.Layer) -> Iterator[keras.Layer]:
-    """Yields every layer below another, depth first; a shared one as often as it is reached."""
+    """Yields layers below another, as often as they are reached."""
     for child in children_of(layer):
         yield child
         yield from layers_below(child)
 
 
 def inputs_of(model: keras.Model) -> Any:
-    """The structure of a functional or sequential model's inputs, as KerasTensors; None where they are not known."""
+    """Structure of a model's inputs, as KerasTensors, or None."""
     if not getattr(model, "inputs", None):
         return None
     # Private, because `Model.inputs` is flat, and a model that takes a dict must be served with one.
@@ -110,13 +110,13 @@ def inputs_of(model: keras.Model) -> Any:
 
 
 def own_variables(layer: keras.Layer) -> list[keras.Variable]:
-    """The layer's variables, seed state included, without those of its sublayers."""
+    """Variables of a layer, seeds included, without its sublayers'."""
     inner = {id(variable) for child in children_of(layer) for variable in child.variables}
     return [variable for variable in layer.variables if id(variable) not in inner]
 
 
 def map_shapes(function: Any, shapes: Any) -> Any:
-    """Applies a function to each shape in what Keras records of the inputs that a layer was built for."""
+    """Applies a function to each shape that Keras recorded."""
     if isinstance(shapes, dict):
         return {key: map_shapes(function, shape) for key, shape in shapes.items()}
     if all(size is None or isinstance(size, int) for size in shapes):

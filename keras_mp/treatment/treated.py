@@ -177,7 +177,7 @@ class Treated(Changed):
 
 
 def _original_config(layer: keras.Operation, original: type) -> Config:
-    """Serializes a layer whose class extends another as one of that class, for the config of the extension."""
+    """Serializes a layer as one of the original class."""
     extended = type(layer)
     layer.__class__ = original  # Keras reads the class's name, module and constructor off the object
     try:
