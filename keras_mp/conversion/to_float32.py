@@ -16,7 +16,7 @@ from keras_mp.lean.frozen import FROZEN
 from keras_mp.lean.lean_model import LEAN
 from keras_mp.rebuild.merged import is_adapted
 from keras_mp.rebuild.model import rebuild
-from keras_mp.rebuild.notes import FLOAT8, notes_of, original_class
+from keras_mp.rebuild.notes import FLOAT8, QAT, notes_of, original_class
 from keras_mp.rebuild.quantized_policies import (
     keep_statistics_as_computed,
     settle_policies,
@@ -34,7 +34,7 @@ from keras_mp.rebuild.walk import (
 )
 from keras_mp.stability.sensitive import names_in
 from keras_mp.system.packages import LIBRARIES, package_of
-from keras_mp.treatment.treated import Treatment, register_treatments, treat, untreated_node
+from keras_mp.treatment.treated import ADAPTED, Treatment, register_treatments, treat, untreated_node
 
 LOW_PRECISION_NAMES = frozenset({"float16", "half", "bfloat16", "mixed_float16", "mixed_bfloat16"})
 # What a dtype-like string must never be mistaken for: how a thing is called.
@@ -72,10 +72,11 @@ def to_float32(node: Config, layer: Any) -> Config:
 
 def to_merged_float32(node: Config, layer: Any) -> Config:
     """The same without quantization and LoRA, for `rebuild(..., merge=True)`."""
-    node = untreated_node(to_float32(node, layer), ("calibrated", FROZEN))
+    node = untreated_node(to_float32(node, layer), ("calibrated", FROZEN, ADAPTED))
     if node.get("class_name") in INTEGER_POLICY_CLASSES | {"DTypePolicyMap"}:
         return FLOAT32_POLICY
-    return _plain(node) if isinstance(layer, keras.layers.Layer) and is_adapted(layer) else node
+    adapted = isinstance(layer, keras.layers.Layer) and is_adapted(layer)
+    return _plain(untreated_node(node, (QAT,))) if adapted else node
 
 
 def _plain(node: Config) -> Config:

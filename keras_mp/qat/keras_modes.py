@@ -45,6 +45,10 @@ class QuantizationAware(SavesLora):
         rows = keras.ops.cast(super(QuantizationAware, plain).call(inputs), outputs.dtype)  # type: ignore[misc]
         return _from_both(outputs, rows)
 
+    def served(self: Any) -> Any:
+        """The layer as it is quantized."""
+        return self if quantization_trained_for(self) is None else quantized_twin(self)
+
     # What is saved is not merged.
 
     def _get_kernel_with_merged_lora(self: Any) -> tuple[Any, Any, Any]:

@@ -16,7 +16,7 @@ from keras_mp.rebuild.notes import FLOAT8, QAT, original_class, quantization_tra
 from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.system.one_of import one_of
 from keras_mp.treatment.change import change
-from keras_mp.treatment.treated import Treatment, register_treatments, untreat
+from keras_mp.treatment.treated import Treatment, register_treatments
 from keras_mp.treatment.waiting import register_calls
 
 Select = Callable[[str, Any], bool]
@@ -144,10 +144,6 @@ def why_not(layer: Any, config: Any) -> str:
     return ""
 
 
-def _no_more(layer: Any) -> None:
-    if not getattr(layer, "lora_enabled", False):
-        untreat(layer, (QAT,))
-
-
+_TREATMENT = Treatment(lambda original, names: QuantizationAware, before_build=True, keeps_adaptation=True, order=-1)
 register_calls({QAT: convert})
-register_treatments({QAT: Treatment(lambda original, names: QuantizationAware, before_quantize=_no_more, order=-1)})
+register_treatments({QAT: _TREATMENT})

@@ -11,8 +11,9 @@ import numpy as np
 
 from keras_mp.rebuild.compared import made_up_batches
 from keras_mp.rebuild.notes import QAT, quantization_trained_for, treatments_of
-from keras_mp.rebuild.walk import layers_by_path
-from keras_mp.treatment.change import change, check_built, undo
+from keras_mp.rebuild.walk import children_of, layers_by_path
+from keras_mp.treatment.change import change, check_built, shows_its_parts, undo
+from keras_mp.treatment.treated import untreat
 
 
 def quantize(model: keras.Model, sample: Any = None) -> keras.Model:
@@ -20,8 +21,9 @@ def quantize(model: keras.Model, sample: Any = None) -> keras.Model:
 
     `keras_mp.convert(model, "qat_int4")` let it train so. Each layer that trained so is quantized by Keras's own
     `quantize()`, with the config that it trained for. The model predicts a batch before and after, and every bit of its
-    outputs must be the same. It is then one of Keras alone: layers with LoRA, which Keras would merge as it saves them,
-    excepted.
+    outputs must be the same. It is then one of Keras alone, but for layers with LoRA, which Keras would merge as it
+    saves them, and those that code of other layers makes, such as KerasHub's, of whose quantization Keras's files lack
+    a part: `revert(model, "convert")` makes them Keras's.
 
     Args:
         model: a built Keras model with layers that train for int8 or int4.
@@ -41,8 +43,7 @@ def quantize(model: keras.Model, sample: Any = None) -> keras.Model:
         quantize('sequential...'): 1 layer in int4/128, ... the same bits as in training
     """
     check_built(model)
-    training = (layer for layer in layers_by_path(model).values() if QAT in treatments_of(layer))
-    layers = [layer for layer in training if layer.quantization_mode is None]
+    layers = [layer for layer in layers_by_path(model).values() if quantization_trained_for(layer) is not None]
     if not layers:
         raise ValueError(
             f"quantize({model.name!r}): no layer trains for int8 or int4. Call keras_mp.convert(model, "
@@ -51,6 +52,9 @@ def quantize(model: keras.Model, sample: Any = None) -> keras.Model:
     batch, expected = _predicted(model, sample)
     bytes_before = _bytes_of(layers)
     kept = [(layer, treatments_of(layer)[QAT], _Kept(layer)) for layer in layers]
+    shown = _shown(model)
+    # What no config shows of other layers, files hold as long as these have the treatment.
+    plain = [(layer, _untreat) for layer in layers if id(layer) in shown and not layer.lora_enabled]
 
     def check(model: Any) -> None:
         outputs = _outputs(model, batch)
@@ -65,7 +69,7 @@ def quantize(model: keras.Model, sample: Any = None) -> keras.Model:
         # The check comes before the optimizer loses what it knows of the float weights, of which it would warn.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*begins anew in part")
-            undo(model, (), also=[*((layer, _quantize_layer) for layer in layers), (model, check)])
+            undo(model, (), also=[*((layer, _quantize_layer) for layer in layers), *plain, (model, check)])
     except Exception:
         for layer, _, before in kept:
             before.restore(layer)
@@ -84,6 +88,16 @@ def quantize(model: keras.Model, sample: Any = None) -> keras.Model:
 def _quantize_layer(layer: Any) -> None:
     config = quantization_trained_for(layer)
     layer.quantize(config.mode, config=config)
+
+
+def _untreat(layer: Any) -> None:
+    untreat(layer, (QAT,))
+
+
+def _shown(layer: Any) -> set[int]:
+    """The ids of the layers that the config of a functional or sequential model shows, at any depth."""
+    parts = children_of(layer) if shows_its_parts(layer) else []
+    return {id(part) for part in parts}.union(*map(_shown, parts))
 
 
 def _predicted(model: keras.Model, sample: Any) -> tuple[Any, list[np.ndarray]]:

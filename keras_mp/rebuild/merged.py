@@ -82,6 +82,8 @@ def merged_weights(layer: Any) -> dict[str, np.ndarray]:
 
         weight = dequantized + alpha / rank . a . b        float64, then rounded once to float32
 
+    Those of a layer that trains for a quantization, which has a method `served`, are quantized so.
+
     Args:
         layer: a Dense, EinsumDense, Embedding, ReversibleEmbedding or Conv layer, or one whose banks are stored as
             integers, for which `why_not_merged` is empty.
@@ -90,6 +92,7 @@ def merged_weights(layer: Any) -> dict[str, np.ndarray]:
         float32 arrays in the shapes that the layer has without quantization: "kernel", or "embeddings" and, where the
         two are not tied, "reverse_embeddings"; or all banks.
     """
+    layer = getattr(layer, "served", lambda: layer)()
     if banks := quantized_banks(layer):
         return {bank.codes.name: keras.ops.convert_to_numpy(bank.floats("float32")) for bank in banks.values()}
     is_embedding = isinstance(layer, keras.layers.Embedding)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,7 +56,7 @@ def carry_state(old: keras.Model, new: keras.Model, merge: bool = False) -> _Car
             pairs = _merge_layer(path, old_layer, new_layer)
             merged |= {id(variable) for variable in own_variables(old_layer)}
         else:
-            _adapt(old_layer, new_layer)
+            adapt(new_layer, adaptation_of(old_layer))
             for name in _LORA_OF_KERASHUB:
                 if hasattr(old_layer, name):
                     setattr(new_layer, name, getattr(old_layer, name))
@@ -76,27 +76,38 @@ def carry_state(old: keras.Model, new: keras.Model, merge: bool = False) -> _Car
     return _Carried(variables, lost + fresh)
 
 
-def _adapt(old: Any, new: Any) -> None:
-    """Quantizes a layer, and gives it LoRA, as another.
+def adaptation_of(layer: Any) -> dict[str, Any]:
+    """How a layer is quantized to integers, and its LoRA.
 
-    No config of a model shows it where a layer's code creates it. Its own config shows less: not how the inputs are
-    quantized, and Keras's Dense reads no `lora_alpha`.
+    Empty of a layer with neither. A layer's own config shows less than all: not how the inputs are quantized, and
+    Keras's Dense reads no `lora_alpha`. No config of a model shows any of it where a layer's code creates the layer.
     """
-    mode = getattr(old, "quantization_mode", None)
-    mode = None if mode == "float8" else mode  # whose layers may become this kit's, or plain ones
-    if mode is not None and new.quantization_mode is None:
-        new.quantize(mode, type_check=False, config=_quantization_config(old))
+    mode = getattr(layer, "quantization_mode", None)
+    adaptation: dict[str, Any] = {}
+    if mode is not None and mode != "float8":  # whose layers may become this kit's, or plain ones
+        names = ("quantization_config", "inputs_quantizer")
+        attributes = {name: getattr(layer, name) for name in names if hasattr(layer, name)}
+        adaptation |= {"mode": mode, "config": _quantization_config(layer), "attributes": attributes}
+    if isinstance(layer, LAYERS) and layer.lora_enabled:
+        adaptation |= {"rank": layer.lora_rank, "alpha": layer.lora_alpha}
+    return adaptation
+
+
+def adapt(layer: Any, adaptation: Mapping[str, Any]) -> None:
+    """Quantizes a built layer and gives it LoRA, as `adaptation_of` another says."""
+    mode = adaptation.get("mode")
+    if mode is not None and layer.quantization_mode is None:
+        layer.quantize(mode, type_check=False, config=adaptation["config"])
     if mode in CALIBRATED:
-        setattr(new, f"is_{mode}_calibrated", True)
-        if hasattr(new, "_kernel"):
-            del new._kernel  # as Keras does once it has calibrated a layer
-    for name in ("quantization_config", "inputs_quantizer"):
-        if mode is not None and hasattr(old, name):
-            setattr(new, name, getattr(old, name))
-    if isinstance(old, LAYERS) and old.lora_enabled:
-        if not new.lora_enabled:
-            new.enable_lora(old.lora_rank, lora_alpha=old.lora_alpha)
-        new.lora_alpha = old.lora_alpha
+        setattr(layer, f"is_{mode}_calibrated", True)
+        if hasattr(layer, "_kernel"):
+            del layer._kernel  # as Keras does once it has calibrated a layer
+    for name, value in adaptation.get("attributes", {}).items():
+        setattr(layer, name, value)
+    if "rank" in adaptation:
+        if not layer.lora_enabled:
+            layer.enable_lora(adaptation["rank"], lora_alpha=adaptation["alpha"])
+        layer.lora_alpha = adaptation["alpha"]
 
 
 def _quantization_config(layer: Any) -> Any:

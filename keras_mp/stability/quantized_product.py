@@ -39,6 +39,11 @@ class SavesLora:
     Keras adds LoRA's product to the weights as it saves them, and quantizes the sum: another model.
     """
 
+    def enable_lora(self: Any, rank: int, lora_alpha: Any = None, *args: Any, **kwargs: Any) -> None:
+        # Of a file Keras's Dense reads a scale that it does not hand over.
+        lora_alpha = self.lora_alpha if lora_alpha is None else lora_alpha
+        super().enable_lora(rank, lora_alpha, *args, **kwargs)  # type: ignore[misc]
+
     def save_own_variables(self: Any, store: Any) -> None:
         super().save_own_variables(store)  # type: ignore[misc]
         for name in _lora_of(self):
@@ -68,9 +73,7 @@ class TakesLora(ExactGroups, SavesLora):
             # As of a layer that is not quantized, of whose kernel Keras asks the shape.
             self._dtype_policy = keras.DTypePolicy("float32")
             vars(self)["_kernel"] = SimpleNamespace(shape=tuple(shape))
-            # Of a file Keras's Dense reads a scale that it does not hand over.
-            lora_alpha = self.lora_alpha if lora_alpha is None else lora_alpha
-            super().enable_lora(rank, lora_alpha, *args, **kwargs)  # type: ignore[misc]
+            super().enable_lora(rank, lora_alpha, *args, **kwargs)
         finally:
             self._dtype_policy = policy
             del vars(self)["_kernel"]

@@ -233,7 +233,9 @@ _TREATMENTS = {
     # The groups of int4 weights by numbers that are exact.
     "groups": Treatment(lambda original, names: ExactGroups),
     # The same of weights that GPTQ or AWQ quantized, and LoRA beside them.
-    "calibrated": Treatment(lambda original, names: TakesLora, undo=_keep_lora, before_build=True, order=1),
+    "calibrated": Treatment(
+        lambda original, names: TakesLora, undo=_keep_lora, before_build=True, keeps_adaptation=True, order=1
+    ),
     # Logits of inputs that are quantized, with a gradient for these; that of an output layer calls it.
     "input gradient": Treatment(lambda original, names: StraightThroughLogits, order=1),
     "operation": Treatment(lambda original, names: Float32Operation),

@@ -27,10 +27,13 @@ from keras_mp.rebuild.notes import (
     write_notes,
 )
 from keras_mp.rebuild.quantized_policies import maps_with_defaults, policy_of, settle_policies, with_source
+from keras_mp.rebuild.state import adapt, adaptation_of
 from keras_mp.rebuild.walk import LOW_PRECISION, Config, children_of, graph_of, layers_below
 
 # The treatment of a layer whose own code creates layers that have treatments.
 INSIDE = "inside"
+# What a file says of such a layer beside its treatments: how its weights are quantized, and its LoRA.
+ADAPTED = "adapted"
 # Layers whose `get_config()` was asked for while a config is written: what is not among them is shown by no config.
 _SHOWN: ContextVar[set[int] | None] = ContextVar("shown", default=None)
 
@@ -60,6 +63,7 @@ class Treatment:
         before_call: a function that is called with the live layer each time before it computes.
         before_quantize: a function that is called with the live layer before Keras quantizes it.
         before_build: whether a layer that is loaded is built only after it has the mixin.
+        keeps_adaptation: whether a file says how the layer is quantized, and of its LoRA, where no config does.
         order: a number that says where its mixin stands: the mixin of a smaller number comes first.
         write: a function that makes JSON of its options.
         read: a function that makes options of JSON.
@@ -72,6 +76,7 @@ class Treatment:
     before_call: Callable[[Any], None] | None = None
     before_quantize: Callable[[Any], None] = _nothing
     before_build: bool = False
+    keeps_adaptation: bool = False
     order: int = 0
     write: Callable[[Any], Any] = _as_it_is
     read: Callable[[Any], Any] = _as_it_is
@@ -123,8 +128,8 @@ class Treated(Changed):
         finally:
             _SHOWN.reset(before)
         inside = [
-            {"place": list(place), "treatments": _written(inner.treatments), "precision": inner.precision}
-            for place, inner in _not_shown(self, shown)
+            {"place": list(place), "treatments": _written(treatments), "precision": precision}
+            for place, treatments, precision in _not_shown(self, shown)
         ]
         if outer is not None:
             outer |= {*shown, id(self)}
@@ -241,8 +246,13 @@ def treat_inside(layer: Any) -> None:
     waiting = existing_notes(layer).waiting
     for place in list(waiting):
         part = part_at(layer, place)
-        if part is not None:
-            treat(part, *waiting.pop(place))
+        if part is None:
+            continue
+        treatments, precision = waiting.pop(place)
+        adaptation = treatments.pop(ADAPTED, None)
+        treat(part, treatments, precision)
+        if adaptation is not None:
+            _once_built(part, [functools.partial(adapt, adaptation=adaptation)])
 
 
 def _written(treatments: Mapping[str, Any]) -> Config:
@@ -272,22 +282,25 @@ def part_at(layer: Any, place: Place) -> Any:
     return layer
 
 
-def _not_shown(layer: Any, shown: Collection[int]) -> Iterator[tuple[Place, Notes]]:
-    """The parts with treatments below a layer that none of the shown configs holds."""
+def _not_shown(layer: Any, shown: Collection[int]) -> Iterator[tuple[Place, dict[str, Any], str]]:
+    """The parts with treatments below a layer that none of the shown configs holds: treatments and precision."""
     seen: set[int] = set()
 
-    def visit(layer: Any, place: Place) -> Iterator[tuple[Place, Notes]]:
+    def visit(layer: Any, place: Place) -> Iterator[tuple[Place, dict[str, Any], str]]:
         for step, part in parts_of(layer):
             if id(part) in seen or id(part) in shown:
                 continue
             seen.add(id(part))
             notes = notes_of(part)
             if notes is not None:
-                yield (*place, step), notes
+                keeps = any(_treatment(name).keeps_adaptation for name in notes.treatments)
+                adaptation = adaptation_of(part) if keeps else {}
+                adapted = {ADAPTED: adaptation} if adaptation else {}
+                yield (*place, step), notes.treatments | adapted, notes.precision
             yield from visit(part, (*place, step))
 
     yield from visit(layer, ())
-    yield from ((place, Notes(*entry)) for place, entry in existing_notes(layer).waiting.items())
+    yield from ((place, *entry) for place, entry in existing_notes(layer).waiting.items())
 
 
 def new_to(layer: Any, treatments: Mapping[str, Any]) -> dict[str, Any]:
@@ -441,6 +454,7 @@ def untreated_node(node: Config, treatments: Collection[str], with_options: Coll
     Any other dict is returned as it is.
 
     Args:
+        treatments: their names; `ADAPTED` stands for those that keep a layer's adaptation, where it has one.
         with_options: names of treatments that stay where they have options.
     """
     if node.get("registered_name") != REGISTERED_NAME or "layer" not in node["config"]:
@@ -448,10 +462,12 @@ def untreated_node(node: Config, treatments: Collection[str], with_options: Coll
     config = node["config"]
 
     def without(saved: Mapping[str, Any]) -> Config:
+        plain = ADAPTED in treatments and ADAPTED in saved
         return {
             name: options
             for name, options in saved.items()
-            if name not in treatments or (options and name in with_options)
+            if (name not in treatments or (options and name in with_options))
+            and not (plain and _treatment(name).keeps_adaptation)
         }
 
     left = without(config["treatments"])
@@ -467,4 +483,9 @@ def untreated_node(node: Config, treatments: Collection[str], with_options: Coll
     return {**node, "config": {**config, "treatments": left, **({"inside": inside} if inside else {})}}
 
 
-register_treatments({INSIDE: Treatment()})
+register_treatments(
+    {
+        INSIDE: Treatment(),
+        ADAPTED: Treatment(write=keras.saving.serialize_keras_object, read=keras.saving.deserialize_keras_object),
+    }
+)

@@ -1,14 +1,17 @@
 """Training for Keras's int8 and int4 beside the rest of the kit: saved, resumed, undone, stable, lean, with LoRA."""
 
 import re
+from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+from in_own_process import run
 from random_layers import config_of
 
 import keras_mp
 import keras_mp.qat.quantized_model as qat_quantize
+from keras_mp.conversion.to_float32 import merged_float32
 from keras_mp.qat import quantization_aware
 from keras_mp.rebuild.notes import QAT, treatments_of
 from keras_mp.rebuild.walk import layers_by_path
@@ -67,9 +70,9 @@ def test_what_was_trained_is_what_is_served(tmp_path, capsys):
     assert predicted(loaded, x) == trained
     loaded.save(tmp_path / "quantized.keras")
     assert predicted(keras.saving.load_model(tmp_path / "quantized.keras"), x) == trained
+    assert not any(QAT in treatments_of(layer) for layer in layers_by_path(loaded).values())
     model.quantize(config=config_of("int4", 16))
     assert predicted(model, x) == trained
-    assert not any(QAT in treatments_of(layer) for layer in layers_by_path(model).values())
     with pytest.raises(ValueError, match="no layer trains for"):
         keras_mp.quantize(model)
 
@@ -212,6 +215,50 @@ def test_lora_beside_int4_weights(tmp_path, quantized_first):
     assert predicted(keras.saving.load_model(tmp_path / "quantized.keras"), x) == trained
 
 
+@keras.saving.register_keras_serializable("tests_qat")
+class Block(keras.layers.Layer):
+    """Makes its layer itself, as KerasHub's do: no config shows how that is quantized, nor its LoRA."""
+
+    def build(self, shape):
+        self.inner = keras.layers.Dense(shape[-1], "gelu", dtype=self.dtype_policy)
+        self.inner.build(shape)
+
+    def call(self, x):
+        return x + self.inner(x)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_files_hold_what_no_config_shows(tmp_path, lora):
+    """Of layers that are made by another's code: LoRA with its scale, and that int8 inputs are not quantized."""
+    keras.config.set_dtype_policy("float32")
+    x, y = (np.random.default_rng().normal(size=(8, 16)).astype("float32") for _ in range(2))
+    block, dense = Block(), keras.layers.Dense(16)
+    model = keras.Sequential([keras.Input((16,)), block, dense])
+    if lora:
+        block.inner.enable_lora(2, lora_alpha=6)
+        dense.enable_lora(2, lora_alpha=6)
+    keras_mp.convert(model, keras.quantizers.Int8QuantizationConfig(activation_quantizer=None))
+    model.compile(keras.optimizers.Adam(1e-2), "mse")
+    model.fit(x, y, epochs=3, verbose=0)
+    trained = predicted(model, x)
+    outputs = model.predict(x, verbose=0)
+    model.save(tmp_path / "trained.keras")
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    loaded = keras.saving.load_model(tmp_path / "trained.keras")
+    assert predicted(loaded, x) == trained
+    if lora:
+        np.testing.assert_allclose(merged_float32(loaded)(x), outputs, atol=1e-5 * np.abs(outputs).max())
+    keras_mp.quantize(loaded, x)
+    assert predicted(loaded, x) == trained
+    np.testing.assert_allclose(merged_float32(loaded)(x), outputs, atol=1e-5 * np.abs(outputs).max())
+    loaded.save(tmp_path / "quantized.keras")
+    again = keras.saving.load_model(tmp_path / "quantized.keras")
+    assert predicted(again, x) == trained and again.layers[0].inner.quantization_mode == "int8"
+    loaded = keras.saving.load_model(tmp_path / "trained.keras")
+    assert loaded.train_on_batch(x, y) == model.train_on_batch(x, y)
+    assert weights(loaded) == weights(model)
+
+
 def test_a_fit_goes_on_with_the_same_bits(tmp_path):
     x, y = data()
     whole = prepared()
@@ -223,3 +270,7 @@ def test_a_fit_goes_on_with_the_same_bits(tmp_path):
         x, y, epochs=3, batch_size=4, shuffle=False, verbose=0, callbacks=[keras_mp.TrainingCheckpoint(tmp_path)]
     )
     assert weights(second) == weights(whole)
+
+
+def test_a_step_on_several_replicas_is_that_of_one_device():
+    run(Path(__file__).with_name("quantized_on_replicas.py"), "not slow", devices=4)
