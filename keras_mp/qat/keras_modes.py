@@ -13,6 +13,7 @@ import numpy as np
 from keras_mp import backend
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.common.keras_private import AutocastScope
+from keras_mp.rebuild.merged import Serves
 from keras_mp.rebuild.notes import quantization_trained_for
 from keras_mp.stability.quantized_product import SavesLora, dequantized_weights
 
@@ -25,7 +26,7 @@ WEIGHTS = {
 }
 
 
-class QuantizationAware(SavesLora):
+class QuantizationAware(Serves, SavesLora):
     """Computes as the layer will once `quantize()` was called; gradients go straight through to the float weights.
 
     A twin of the layer, which lives for one call, is quantized by Keras's own `quantize()`, and its `quantized_call` is

@@ -33,6 +33,14 @@ _COLUMNS = {
 }
 
 
+class Serves:
+    """Marks a layer that computes with other numbers than its weights."""
+
+    def served(self) -> Any:
+        """The layer whose weights are those numbers."""
+        return self
+
+
 def is_adapted(layer: keras.Operation) -> bool:
     """Whether a layer's weights are integers, or have LoRA."""
     mode = getattr(layer, "quantization_mode", None)
@@ -82,7 +90,7 @@ def merged_weights(layer: Any) -> dict[str, np.ndarray]:
 
         weight = dequantized + alpha / rank . a . b        float64, then rounded once to float32
 
-    Those of a layer that trains for a quantization, which has a method `served`, are quantized so.
+    Those of a layer that trains for a quantization are quantized so.
 
     Args:
         layer: a Dense, EinsumDense, Embedding, ReversibleEmbedding or Conv layer, or one whose banks are stored as
@@ -92,7 +100,7 @@ def merged_weights(layer: Any) -> dict[str, np.ndarray]:
         float32 arrays in the shapes that the layer has without quantization: "kernel", or "embeddings" and, where the
         two are not tied, "reverse_embeddings"; or all banks.
     """
-    layer = getattr(layer, "served", lambda: layer)()
+    layer = layer.served() if isinstance(layer, Serves) else layer
     if banks := quantized_banks(layer):
         return {bank.codes.name: keras.ops.convert_to_numpy(bank.floats("float32")) for bank in banks.values()}
     is_embedding = isinstance(layer, keras.layers.Embedding)

@@ -454,7 +454,7 @@ def untreated_node(node: Config, treatments: Collection[str], with_options: Coll
     Any other dict is returned as it is.
 
     Args:
-        treatments: their names; `ADAPTED` stands for those that keep a layer's adaptation, where it has one.
+        treatments: names of treatments that go; with `ADAPTED` also those that keep the adaptation of a layer.
         with_options: names of treatments that stay where they have options.
     """
     if node.get("registered_name") != REGISTERED_NAME or "layer" not in node["config"]:
