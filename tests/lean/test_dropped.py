@@ -96,6 +96,7 @@ def test_each_step_draws_a_mask_of_its_own():
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="on TensorFlow each replica draws from a seed of its own")
 def test_one_device_as_eight():
     run(Path(__file__).with_name("dropped_on_devices.py"), "not slow", 8)
