@@ -3,12 +3,11 @@
 import causal_models
 import keras
 import keras_hub
-import numpy as np
 import own_blocks
 import pytest
 from keras import layers
 
-from keras_mp.lean.blocks import find_blocks, longest_runs
+from keras_mp.lean.blocks import find_blocks
 
 
 def found(model):
@@ -98,13 +97,3 @@ def test_a_model_without_blocks_has_none():
 def test_a_model_without_weights_is_an_error():
     with pytest.raises(ValueError, match="'mini' has none yet: call it once on a batch"):
         find_blocks(own_blocks.MiniGpt(name="mini"))
-
-
-def test_runs_are_those_of_a_sequence_in_which_they_were_planted():
-    rng = np.random.default_rng()
-    for _ in range(50):
-        unit = list(rng.permutation(20)[: rng.integers(2, 6)])
-        count = int(rng.integers(2, 5))
-        before, after = list(rng.permutation(100)[:4] + 100), list(rng.permutation(100)[:4] + 200)
-        (run,) = longest_runs([*before, *unit * count, *after], lambda items: len(items) > 1)
-        assert tuple(run) == (4, 4 + count * len(unit), len(unit))
