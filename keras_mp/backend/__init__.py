@@ -20,7 +20,7 @@ else:
 
 
 def engine_of(package: str) -> ModuleType:
-    """Imports the functions of a room for the backend that Keras runs on.
+    """Imports a room's functions for the backend in use.
 
     Args:
         package: the name of the room, such as "keras_mp.lean".

@@ -10,15 +10,10 @@ import keras
 
 
 def timed_steps(model: keras.Model, batch: tuple) -> Callable[[int], float]:
-    """Prepares a compiled model to train on one batch again and again.
+    """Prepares a compiled model, as on TensorFlow.
 
-    Args:
-        model: a compiled model. The state of the training is kept beside it from here on, as `fit` does between
-            epochs: the model's own arrays are gone after the first step.
-        batch: `(x, y)` or `(x, y, sample_weight)` of numpy arrays.
-
-    Returns:
-        A function that makes a number of steps, waits for them, and returns the seconds that they took.
+    The state of the training is kept beside the model from here on, as `fit` does between epochs: the model's own
+    arrays are gone after the first step.
     """
     data = jax.device_put(batch)
     x, y, *weight = data

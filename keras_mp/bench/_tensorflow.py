@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 def timed_steps(model: keras.Model, batch: tuple) -> Callable[[int], float]:
-    """Prepares a compiled model to train on one batch again and again.
+    """Prepares a compiled model to train on one batch.
 
     Args:
         model: a compiled model; its weights will change.

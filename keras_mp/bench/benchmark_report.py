@@ -60,7 +60,7 @@ class BenchmarkReport(Report):
 
     @property
     def verdict(self) -> list[str]:
-        """Sentences on the gain of each lower precision here; where it gains nothing, with a known reason."""
+        """Sentences on the gain of each lower precision here."""
         return [text for row in self.rows if row.name != self.base and (text := self._verdict(row))]
 
     def row(self, name: str) -> Measured:
@@ -75,12 +75,12 @@ class BenchmarkReport(Report):
         raise KeyError(f"there is no row {name!r}; there are {', '.join(row.name for row in self.rows)}")
 
     def step(self, name: str) -> Spread | None:
-        """The seconds of a step: quartiles over the rounds; None where it did not run."""
+        """Quartiles of a step's seconds; None if not run."""
         row = self.row(name)
         return quartiles(row.seconds) if row.seconds else None
 
     def ratio(self, name: str) -> Spread | None:
-        """The time of a step as a multiple of the base's in the same round; None where either did not run."""
+        """Time of a step as a multiple of the base's."""
         row, base = self.row(name), self.row(self.base)
         return ratio(row.seconds, base.seconds) if row.seconds and base.seconds else None
 
@@ -90,7 +90,7 @@ class BenchmarkReport(Report):
         return row.details["units"] / step.median if step and "units" in row.details else None
 
     def utilization(self, name: str) -> float | None:
-        """The share of the chip's peak rate that dots and convolutions reach; None where either is not known.
+        """Share of the chip's peak rate; None where unknown.
 
         Model FLOP utilization as Chowdhery et al. 2022 (PaLM, appendix B) define it, of the step as it is written:
         what remat computes again counts here.
@@ -112,7 +112,7 @@ class BenchmarkReport(Report):
         return {"title": self.title, "base": self.base, "rows": rows, "largest_batch": self.largest}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """The names of the columns that hold something, and the cells of each row."""
+        """Names of columns that hold something, and rows' cells."""
         rows = [self._cells(row) for row in self.rows]
         rate = next((row.details["unit"] for row in self.rows if "unit" in row.details), "steps")
         names = [f"{rate}/s" if name == "a second" else name for name in _COLUMNS]

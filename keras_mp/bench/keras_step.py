@@ -35,7 +35,7 @@ _PEAK = {
 
 
 def recipe(arguments: Sequence[str], precision: str, batch_size: int | None = None) -> Workload:
-    """A step of a training recipe, on random numbers of its shapes.
+    """Step of a training recipe, on random numbers.
 
     Args:
         arguments: the training recipe, then its options, as on the command line.
@@ -122,7 +122,7 @@ def of_model(model: keras.Model, batch: tuple, precision: str) -> Workload:
 
 
 def check_can_run(precision: str) -> None:
-    """Raises a `CannotRunError` if this device has no units for a precision."""
+    """Raises a `CannotRunError` without units for a precision."""
     device = hardware.current_device()
     dtype = COMPUTES_IN[precision]
     # On a CPU float16 is slow, and runs; a TPU has none. FP8 without units for it is computed in other dtypes.

@@ -117,7 +117,9 @@ def time_in_processes(
     memory_limit: int | None = None,
     log: Callable[[str], None] = lambda text: None,
 ) -> BenchmarkReport:
-    """Measures as `benchmark` does, but what a function makes in a process of its own: see `keras_mp.bench.keras_step`.
+    """Measures what a function makes, each in a process.
+
+    `keras_mp.bench.keras_step` has such functions.
 
     Args:
         function: "module:function" that takes `precision` besides the arguments, and `batch_size` to find the largest.

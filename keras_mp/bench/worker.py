@@ -28,7 +28,7 @@ class _Worker:
         self.before: dict[str, int] = {}
 
     def load(self, name: str, function: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Builds a workload and runs its first step, which compiles it."""
+        """Builds a workload and runs its first, compiling, step."""
         build = _named(function)
         self.before[name] = resident_bytes() or 0
         workload = self.workloads[name] = build(**arguments)
@@ -44,7 +44,7 @@ class _Worker:
         return self.workloads[name].run(steps)
 
     def peak(self, name: str) -> int | None:
-        """Runs a step, and returns the most memory that was in use: on a CPU, beyond what imports had taken."""
+        """Runs a step; returns peak memory, on CPUs beyond imports."""
         workload = self.workloads[name]
         if workload.peak is not None:
             return workload.peak()

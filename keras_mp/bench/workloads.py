@@ -23,7 +23,7 @@ MOST = 2**20
 
 
 class Workload(NamedTuple):
-    """Something that a benchmark runs: the function that a `Task` names returns one.
+    """Work that a benchmark runs; a `Task`'s function returns one.
 
     Args:
         run: a function that runs a number of steps, waits for them, and returns the seconds that they took.
@@ -89,17 +89,14 @@ def compare(
     memory_limit: int | None = None,
     log: Callable[[str], None] = lambda text: None,
 ) -> list[Measured]:
-    """Measures workloads, interleaved. One that fails is marked, and the others go on.
+    """Measures workloads, interleaved.
 
-    Processes cannot share a chip of Google's; there all workloads live in one, and the peak of memory, which would be
-    that of all, is left out.
+    One that fails is marked, and the others go on. Processes cannot share a chip of Google's; there all workloads live
+    in one, and the peak of memory, which would be that of all, is left out.
 
     Args:
         seconds: the seconds that each runs in a round, about; it runs at least one step.
         log: a function that is called with a line of text when a measurement starts.
-
-    Returns:
-        What was measured, in the order of the tasks.
 
     Raises:
         ValueError: for less than one round.
@@ -142,11 +139,7 @@ class _Workers:
         self.shared: Process | None = None
 
     def load(self, task: Task) -> dict[str, Any]:
-        """Builds a workload and runs its first step; returns its details.
-
-        Raises:
-            WorkloadError: If it fails.
-        """
+        """Builds a workload, runs its first step, returns details."""
         process = self.shared or Process(task.environment, self._paths, self._memory_limit)
         try:
             details = process.ask("load", name=task.name, function=task.function, arguments=dict(task.arguments))
@@ -181,11 +174,7 @@ def _run(workers: _Workers, row: Measured, steps: int) -> float:
 
 
 def answer(task: Task, paths: Sequence[str] = ()) -> Any:
-    """What a task's function returns in a process of its own; nothing is measured.
-
-    Raises:
-        WorkloadError: If it fails.
-    """
+    """Returns what a task's function returns in its process."""
     process = Process(task.environment, paths)
     try:
         return process.ask("call", function=task.function, arguments=dict(task.arguments))
@@ -207,20 +196,14 @@ class Spread(NamedTuple):
 
 
 def quartiles(values: Sequence[float]) -> Spread:
-    """Computes the quartiles, as Hyndman and Fan's definition 7 has them (Python's "inclusive", numpy's default).
-
-    Raises:
-        ValueError: for no values.
-    """
-    if not values:
-        raise ValueError("values must hold at least one measurement, got none")
+    """Computes quartiles by Hyndman and Fan's definition 7, numpy's default."""
     if len(values) == 1:
         return Spread(values[0], values[0], values[0])
     return Spread(*statistics.quantiles(values, n=4, method="inclusive"))
 
 
 def steps_per_round(seconds_per_step: float, seconds_per_round: float) -> int:
-    """How many steps take about so many seconds; at least 1."""
+    """Counts the steps that take so many seconds."""
     return max(1, math.ceil(seconds_per_round / max(seconds_per_step, 1e-9)))
 
 
@@ -249,18 +232,14 @@ def interleave(
 
 
 def ratio(seconds: Sequence[float], base: Sequence[float]) -> Spread:
-    """How long a workload takes, as a multiple of the base: of each round, and then the median and quartiles.
-
-    Raises:
-        ValueError: if the two were not measured in as many rounds.
-    """
-    if len(seconds) != len(base):
-        raise ValueError(f"seconds and base must have as many rounds, got {len(seconds)} and {len(base)}")
+    """Divides a workload's time by the base's, round by round."""
     return quartiles([mine / other for mine, other in zip(seconds, base, strict=True)])
 
 
 def largest(fits: Callable[[int], bool], start: int, most: int = MOST) -> int:
-    """Finds the largest size that fits, within a sixteenth: doubles while it fits, then halves the gap.
+    """Finds the largest size that fits, within a sixteenth.
+
+    Doubles while it fits, then halves the gap.
 
     Args:
         fits: a function that says whether a size fits; where one does, all smaller ones do.
@@ -268,9 +247,6 @@ def largest(fits: Callable[[int], bool], start: int, most: int = MOST) -> int:
 
     Returns:
         The largest that was seen to fit; 0 where not even 1 does.
-
-    Raises:
-        ValueError: for a start below 1.
     """
     whole_number("start", start)
     low, high = 0, min(start, most)
@@ -289,10 +265,9 @@ def largest(fits: Callable[[int], bool], start: int, most: int = MOST) -> int:
 
 
 def largest_batch(task: Task, start: int, paths: Sequence[str], memory_limit: int | None) -> int:
-    """Finds the largest batch of a workload: each size is tried for two steps, in a process of its own.
+    """Finds the largest batch of a task with `batch_size`.
 
-    Args:
-        task: a task whose function takes a `batch_size`.
+    Each size is tried for two steps, in a process of its own.
 
     Raises:
         WorkloadError: If it fails for another reason than memory.

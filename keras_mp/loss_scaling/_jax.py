@@ -19,18 +19,8 @@ def atomic_step(
 ) -> Any:
     """Makes a step; if skipped, undoes what else it changed.
 
-    Args:
-        model: a compiled Keras model.
-        train_step: the step, from (state, batch) to (logs, state).
-        skips: the number of skipped steps in all of the model's optimizer, alone in a list.
-        variables: the variables to put back.
-        results: a function that makes the logs of the step's own and of whether it was skipped, after the metrics were
-            put back; it may assign to variables of the optimizer.
-        state: the arguments of the step: (values, batch), and of the values those of the model's trainable,
-            non-trainable, optimizer's and metrics' variables.
-
-    Returns:
-        (logs, state), metrics in the logs as they are after the step.
+    The arguments are those of `_tensorflow`, but of one optimizer, and `state` is (values, batch), with the values of
+    trainable, non-trainable, optimizer's and metrics' variables. Returns (logs, new values).
     """
     logs, new = train_step(*state)
     _, passive, old_optimizer, metrics = state[0]
@@ -61,13 +51,7 @@ ACCUMULATING_COPIES = True
 
 
 def sparse_gradients(model: keras.Model, embeddings: list[Any], unclear: list[Any]) -> list[Any]:
-    """Tells which variables have a sparse gradient: none.
-
-    Args:
-        model: a built Keras model.
-        embeddings: variables whose rows are looked up.
-        unclear: other variables.
-    """
+    """Tells which variables have a sparse gradient: none."""
     return []
 
 

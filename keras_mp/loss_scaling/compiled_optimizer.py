@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import keras
 
@@ -48,8 +48,8 @@ def change_optimizer(
         state_dtype: the dtype that slots, such as Adam's moments, are stored in: "float32", "bfloat16" or "float8", as
             `LossScaleOptimizer` says.
         state_memory: the place of the slots, "device" or, with release_gradients, "host", as `LossScaleOptimizer` says.
-        release_gradients: Whether each weight is updated as soon as its own gradient is there, as `LossScale.none`
-            says.
+        release_gradients: Whether each weight is updated as soon as its own gradient is there, as
+            `LossScaleOptimizer` says.
 
     Returns:
         The same model.
@@ -72,16 +72,13 @@ def change_optimizer(
     """
     whole_number("accumulate", accumulate)
     optimizer = compiled_optimizer(model)
-    present = _Settings("float32", "device", False)
+    present = {"state_dtype": "float32", "state_memory": "device", "release_gradients": False}
     if isinstance(optimizer, LossScaleOptimizer):
-        present = _Settings(optimizer.state_dtype, optimizer.state_memory, optimizer.loss_scale.release_gradients)
-    asked = _Settings(
-        present.state_dtype if state_dtype is None else state_dtype,
-        present.state_memory if state_memory is None else state_memory,
-        present.release_gradients if release_gradients is None else release_gradients,
-    )
-    check_state_dtype(asked.state_dtype)
-    check_state_memory(asked.state_memory, asked.release_gradients)
+        present = {name: getattr(optimizer, name) for name in present}
+    given = {"state_dtype": state_dtype, "state_memory": state_memory, "release_gradients": release_gradients}
+    asked: dict[str, Any] = present | {name: value for name, value in given.items() if value is not None}
+    check_state_dtype(asked["state_dtype"])
+    check_state_memory(asked["state_memory"], asked["release_gradients"])
     new = optimizer if accumulate == 1 else _accumulating(optimizer, accumulate)
     if asked != present or (accumulate > 1 and not isinstance(optimizer, LossScaleOptimizer)):
         new = _ours(new, asked, model)
@@ -89,14 +86,6 @@ def change_optimizer(
         check_untrained(model, "change_optimizer", "give the settings to LossScaleOptimizer when you compile")
         compile_again(model, new)
     return model
-
-
-class _Settings(NamedTuple):
-    """Storage of an optimizer's slots, and whether gradients wait."""
-
-    state_dtype: str
-    state_memory: str
-    release_gradients: bool
 
 
 def scales_loss(optimizer: keras.optimizers.Optimizer) -> bool:
@@ -113,28 +102,26 @@ def _accumulating(optimizer: keras.optimizers.Optimizer, steps: int) -> keras.op
     return fresh_optimizer(optimizer, inner_optimizer=keras.saving.serialize_keras_object(_accumulating(inner, steps)))
 
 
-def _ours(optimizer: keras.optimizers.Optimizer, asked: _Settings, model: keras.Model) -> keras.optimizers.Optimizer:
-    settings = {"state_dtype": asked.state_dtype, "state_memory": asked.state_memory}
-    if asked.release_gradients and scales_loss(optimizer):
+def _ours(
+    optimizer: keras.optimizers.Optimizer, settings: dict[str, Any], model: keras.Model
+) -> keras.optimizers.Optimizer:
+    if settings["release_gradients"] and scales_loss(optimizer):
         raise ValueError(
             f"release_gradients=True, and optimizer {optimizer.name!r} scales the loss, so that an overflow in one "
             "gradient must skip the step of all: compile with an optimizer that does not"
         )
     if isinstance(optimizer, LossScaleOptimizer):
-        scale = optimizer.loss_scale
-        if isinstance(scale, NoLossScale) and scale.release_gradients != asked.release_gradients:
-            # Where gradients wait, the norm of this step is there to clip by.
-            scale = NoLossScale(release_gradients=asked.release_gradients)
-            settings["loss_scale"] = keras.saving.serialize_keras_object(scale)
+        if not settings["release_gradients"]:
+            settings = settings | {"clip_by_last_norm": False}  # the norm of this step is there to clip by
         return fresh_optimizer(optimizer, **settings)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return LossScaleOptimizer(
             fresh_optimizer(optimizer.inner_optimizer),
             initial_scale=optimizer.initial_scale,
             growth_interval=optimizer.dynamic_growth_steps,
-            state_dtype=asked.state_dtype,
+            state_dtype=settings["state_dtype"],
         )
-    return wrap_optimizer(fresh_optimizer(optimizer), model, release_gradients=asked.release_gradients, **settings)
+    return wrap_optimizer(fresh_optimizer(optimizer), model, **settings)
 
 
 # The optimizer of a compiled model, and whether another may take its place.
@@ -162,16 +149,12 @@ def check_untrained(model: keras.Model, function: str, instead: str) -> None:
     Raises:
         ValueError: If it has made one.
     """
-    updates = _updates(compiled_optimizer(model))
-    if updates:
+    optimizer = compiled_optimizer(model)
+    iterations = getattr(optimizer, "_iterations", None)  # `iterations` divides it by the steps of an accumulation
+    if not optimizer.built or iterations is None or getattr(iterations, "_value", 0) is None:
+        return
+    if updates := int(keras.ops.convert_to_numpy(iterations)):
         raise ValueError(
             f"model {model.name!r} was trained for {updates} steps, and its optimizer would start anew: call "
             f"{function} before fit, or {instead}"
         )
-
-
-def _updates(optimizer: keras.optimizers.Optimizer) -> int:
-    iterations = getattr(optimizer, "_iterations", None)  # `iterations` divides it by the steps of an accumulation
-    if not optimizer.built or iterations is None or getattr(iterations, "_value", 0) is None:
-        return 0
-    return int(keras.ops.convert_to_numpy(iterations))

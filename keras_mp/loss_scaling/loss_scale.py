@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import math
 import warnings
@@ -35,15 +34,12 @@ class LossScaleState(NamedTuple):
     skipped_steps: Any
 
 
-class AnyLossScale(abc.ABC):
+class AnyLossScale:
     """Base of the three loss scales, which counts skips."""
 
-    # Of those that scale: an overflow in one gradient skips the step of all.
-    release_gradients = clip_by_last_norm = False
-
-    @abc.abstractmethod
     def initial_state(self) -> LossScaleState:
         """Returns the state before the first step, in NumPy scalars."""
+        return _start(1.0)
 
     def next_state(self, state: LossScaleState, finite: Any) -> LossScaleState:
         """Returns the state after a step.
@@ -112,7 +108,7 @@ class LossScale(AnyLossScale):
         >>> keras_mp.LossScale.static(1024.0)  # a constant scale
         LossScale.static(scale=1024.0)
         >>> keras_mp.LossScale.none()  # for float32 and bfloat16
-        LossScale.none(release_gradients=False, clip_by_last_norm=False)
+        LossScale.none()
     """
 
     static: ClassVar[type[StaticLossScale]]
@@ -196,47 +192,7 @@ class StaticLossScale(AnyLossScale):
 @keras.saving.register_keras_serializable("keras_mp")
 @dataclasses.dataclass(frozen=True)
 class NoLossScale(AnyLossScale):
-    """Scale of 1; a step that overflows is still skipped.
-
-    That check needs the gradients of all weights before the first weight moves. With `release_gradients` each weight is
-    updated as soon as its own gradient is there, and XLA frees the gradient then. Where the gradient of a weight is not
-    finite, this weight and its slots stay as they were, the others move, and `skipped_steps` counts the step.
-
-    Args:
-        release_gradients: Whether no weight waits for the gradients of others. Gradients are then not accumulated, and
-            an optimizer clips by `clipvalue` or `clipnorm`, which need one gradient at a time.
-        clip_by_last_norm: Whether, with `release_gradients`, the inner optimizer's `global_clipnorm` reads the global
-            norm of the step before. A gradient is multiplied by `global_clipnorm / max(global_clipnorm, norm of all
-            gradients in the step before, norm of this gradient now)`, so that a spike never passes the limit in one
-            weight.
-
-    Raises:
-        ValueError: If an argument is not True or False, or clip_by_last_norm comes without release_gradients.
-
-    Examples:
-        >>> import keras, keras_mp
-        >>> keras_mp.LossScaleOptimizer(
-        ...     keras.optimizers.AdamW(1e-4, clipnorm=1.0), keras_mp.LossScale.none(release_gradients=True)
-        ... ).loss_scale
-        LossScale.none(release_gradients=True, clip_by_last_norm=False)
-    """
-
-    release_gradients: bool = False
-    clip_by_last_norm: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("release_gradients", "clip_by_last_norm"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
-        if self.clip_by_last_norm and not self.release_gradients:
-            raise ValueError(
-                "clip_by_last_norm=True needs release_gradients=True: without it the norm of this step's gradients is "
-                "known, and global_clipnorm uses it"
-            )
-
-    def initial_state(self) -> LossScaleState:
-        """Returns the state before the first step, in NumPy scalars."""
-        return _start(1.0)
+    """Scale of 1; a step that overflows is still skipped."""
 
 
 # Two more under the public name, which their texts and pickles say.

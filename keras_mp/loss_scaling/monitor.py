@@ -196,7 +196,7 @@ class _Watched:
         if isinstance(loss_scale, LossScale):
             return f"a step overflowed while the loss scale was at its floor, {loss_scale.min_scale:g}"
         if isinstance(loss_scale, NoLossScale):
-            kept = "its weight stayed as it was" if loss_scale.release_gradients else "the step was skipped"
+            kept = "its weight stayed as it was" if self.optimizer.release_gradients else "the step was skipped"
             return f"a gradient was not finite, {kept}, and nothing scales the loss"
         return f"a step overflowed while the loss scale was constant, {float(loss_scale.initial_state().scale):g}"
 

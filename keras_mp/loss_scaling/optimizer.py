@@ -32,6 +32,13 @@ engine = backend.engine_of(__package__)
 updates = backend.engine_of("keras_mp.optimizer")
 
 _SETTINGS = tuple(LossScale().get_config())
+_DEFAULTS = {
+    "state_dtype": "float32",
+    "state_memory": "device",
+    "rounding_seed": 0,
+    "release_gradients": False,
+    "clip_by_last_norm": False,
+}
 _SMALLEST_NORMAL_FLOAT16 = 2.0**-14  # IEEE 754 binary16
 
 
@@ -52,12 +59,15 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                      clip once, decay weights, update, average weights
     ```
 
-    With `LossScale.none(release_gradients=True)` no weight waits for the gradients of others:
+    With `release_gradients` no weight waits for the gradients of others, and XLA frees each gradient after its use:
 
     ```
     a step:  for each weight, as soon as its gradient, summed over the replicas, is there:
                  if it is finite: clip it, decay the weight, update
     ```
+
+    Where the gradient of a weight is not finite, this weight and its slots then stay as they were, the others move, and
+    `skipped_steps` counts the step.
 
     Learning rate, clipping, weight decay, moving averages and accumulation are settings of the inner optimizer. A
     micro-batch that overflows leaves no trace in the accumulated gradients, and `iterations` advances only on applied
@@ -71,10 +81,27 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             "bfloat16"; or "float8", E4M3 with a float32 scale for each row. They are computed in float32, and rounded
             stochastically once a step. Slots of fewer than 4,096 values or of one axis stay float32.
         state_memory: the place of those slots: "device"; or, on JAX, "host": in pinned memory of the host, from where
-            the slots of a weight are fetched when its gradient is there, and written back. Needs
-            `LossScale.none(release_gradients=True)`. Slots of fewer values stay on the device.
+            the slots of a weight are fetched when its gradient is there, and written back. Needs release_gradients.
+            Slots of fewer values stay on the device.
         rounding_seed: the seed of the stochastic rounding, of slots and of weights in bfloat16, an int.
+        release_gradients: Whether no weight waits for the gradients of others, which needs `LossScale.none()`. They are
+            then not accumulated, and clipped by `clipvalue` or `clipnorm`, which need one gradient at a time.
+        clip_by_last_norm: Whether, with `release_gradients`, the inner optimizer's `global_clipnorm` reads the global
+            norm of the step before. A gradient is multiplied by `global_clipnorm / max(global_clipnorm, norm of all
+            gradients in the step before, norm of this gradient now)`, so that a spike never passes the limit in one
+            weight.
         **settings: the arguments of `LossScale`; `dynamic_growth_steps` is Keras's name for `growth_interval`.
+
+    Attributes:
+        skipped_steps: the number of skipped steps, an int variable of shape ().
+        consecutive_skips: the number of steps skipped in a row, an int variable.
+        gradient_norm: the L2 norm of the last applied gradient, unscaled and before clipping, a variable; measured
+            where `measures_gradients` is set.
+        gradient_underflow: the share of nonzero gradient values of the last step, on the first replica, that, scaled,
+            lie below 2**-14, where float16 loses bits; measured where `measures_gradients` is set. What float16 has
+            already made zero cannot be told from a true zero, and is not counted.
+        since_reset: the outcome of the steps since the metrics' reset, an int variable, which `atomic_skip` counts. 1:
+            one or more were made; -1: all were skipped; 0: there was none.
 
     Raises:
         TypeError: If inner_optimizer is not an optimizer, or loss_scale is none of the three.
@@ -102,14 +129,18 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         state_dtype: str = "float32",
         state_memory: str = "device",
         rounding_seed: int = 0,
+        release_gradients: bool = False,
+        clip_by_last_norm: bool = False,
         **settings: Any,
     ) -> None:
         inner.check_unscaled("inner_optimizer", inner_optimizer)
         check_state_dtype(state_dtype)
-        inner_build.check_state_dtype_of_built(inner_optimizer, state_dtype, state_memory)
+        inner_build.check_built(inner_optimizer, state_dtype, state_memory)
         loss_scale, unknown = _loss_scale_from(loss_scale, settings)
-        check_state_memory(state_memory, loss_scale.release_gradients)
-        inner.check_can_release(inner_optimizer, loss_scale.release_gradients, loss_scale.clip_by_last_norm)
+        check_state_memory(state_memory, release_gradients)
+        _check_releases(loss_scale, release_gradients, clip_by_last_norm)
+        if release_gradients:
+            inner.check_can_release(inner_optimizer, clip_by_last_norm)
         start = loss_scale.initial_state()
         growth_interval = loss_scale.growth_interval if isinstance(loss_scale, LossScale) else 0
         # Keras refuses what it does not know, and explains what belongs to the inner optimizer.
@@ -117,26 +148,24 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self.loss_scale = loss_scale
         self.measures_gradients = False
         self.state_dtype, self.state_memory = state_dtype, state_memory
+        self.release_gradients, self.clip_by_last_norm = release_gradients, clip_by_last_norm
         self.rounding_seed = whole_number("rounding_seed", rounding_seed, 0)
         with keras.name_scope(self.name):
             self.dynamic_scale = _scalar("dynamic_scale", start.scale, "float32")
             self.step_counter = _scalar("step_counter", start.clean_steps, "int")
             self._hysteresis_left = _scalar("hysteresis_left", start.hysteresis_left, "int")
-            self._consecutive_skips = _scalar("consecutive_skips", start.consecutive_skips, "int")
-            self._skipped_steps = _scalar("skipped_steps", start.skipped_steps, "int")
-            self._gradient_norm = _scalar("gradient_norm", 0.0, "float32")
-            self._gradient_underflow = _scalar("gradient_underflow", 0.0, "float32")
+            self.consecutive_skips = _scalar("consecutive_skips", start.consecutive_skips, "int")
+            self.skipped_steps = _scalar("skipped_steps", start.skipped_steps, "int")
+            self.gradient_norm = _scalar("gradient_norm", 0.0, "float32")
+            self.gradient_underflow = _scalar("gradient_underflow", 0.0, "float32")
             # Past Keras's tracking of attributes, so that it is the last of `variables`, and in no file.
-            object.__setattr__(self, "_since_reset", _scalar("since_reset", 0, "int"))
+            object.__setattr__(self, "since_reset", _scalar("since_reset", 0, "int"))
         self._is_asked_to_scale = False
         if keras.config.dtype_policy().compute_dtype == "bfloat16":
             warn_if_needless("the global dtype policy", loss_scale)
 
     def build(self, variables: list[keras.Variable]) -> None:
-        """Creates the variables of the optimizer.
-
-        Args:
-            variables: the model's trainable variables.
+        """Creates the optimizer's variables for trainable ones.
 
         Raises:
             ValueError: If several inner optimizers accumulate over different numbers of steps; if a weight is float16.
@@ -145,8 +174,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             return
         check_weights(variables)
         inner_build.build_inner(self.inner_optimizer, variables, self.state_dtype, self.state_memory)
-        scale = self.loss_scale
-        inner.check_can_release(self.inner_optimizer, scale.release_gradients, scale.clip_by_last_norm)
+        if self.release_gradients:  # also of those that a MultiOptimizer has made now
+            inner.check_can_release(self.inner_optimizer, self.clip_by_last_norm)
         with keras.name_scope(self.name):
             self._sums = gradients.empty_sums(variables) if self._accumulation_steps > 1 else []
         # Not Keras's LossScaleOptimizer.build, which would make the state once more.
@@ -155,43 +184,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     @property
     def variables(self) -> list[Any]:
         """All variables of the optimizer, the inner optimizer's among them."""
-        return [*super().variables, self._since_reset]
-
-    @property
-    def since_reset(self) -> Any:
-        """Outcome of the steps since the metrics' reset.
-
-        It is an int variable, which `atomic_skip` counts. 1: one or more were made; -1: all were skipped; 0: there was
-        none.
-        """
-        return self._since_reset
-
-    @property
-    def skipped_steps(self) -> Any:
-        """Number of skipped steps, an int variable of shape ()."""
-        return self._skipped_steps
-
-    @property
-    def consecutive_skips(self) -> Any:
-        """Number of steps skipped in a row; an int variable."""
-        return self._consecutive_skips
-
-    @property
-    def gradient_norm(self) -> Any:
-        """L2 norm of the last applied gradient, before clipping.
-
-        It is unscaled, and measured where `measures_gradients` is set.
-        """
-        return self._gradient_norm
-
-    @property
-    def gradient_underflow(self) -> Any:
-        """Share of nonzero gradients that lose bits in float16.
-
-        Scaled, they lie below 2**-14. Of the last step, on the first replica; measured where `measures_gradients` is
-        set. What float16 has already made zero cannot be told from a true zero, and is not counted.
-        """
-        return self._gradient_underflow
+        return [*super().variables, self.since_reset]
 
     def scale_loss(self, loss: Any) -> Any:
         """Multiplies a loss by the loss scale.
@@ -254,64 +247,32 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             self._step(grads, variables, scaled=True)
 
     def apply_unscaled(self, grads: list[Any], trainable_variables: list[Any] | None = None) -> None:
-        """Makes a step with gradients that are unscaled already.
-
-        `unscale` has divided them. It skips the step where a gradient is not finite, and moves the scale.
-
-        Args:
-            grads: a tensor for each variable, or None.
-            trainable_variables: the variables, those that the optimizer was built with by default.
-
-        Raises:
-            ValueError: As `apply`.
-        """
+        """Makes a step, as `apply`, with gradients of `unscale`."""
         variables = self._variables_for(grads, trainable_variables)
         self._step(gradients.sum_repeated_rows(grads), variables, scaled=False)
 
     def check_finite(self, grads: list[Any]) -> Any:
-        """Tells whether every value is finite, on this replica.
-
-        Args:
-            grads: tensors, or None.
-
-        Returns:
-            A boolean tensor of shape ().
-        """
+        """Tells whether all gradients are finite, on this replica."""
         return gradients.all_finite(grads)
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        """Makes a step as `apply` does, from values to values.
-
-        Args:
-            optimizer_variables: a value for each of `variables`.
-            grads: a tensor for each trainable variable, or None.
-            trainable_variables: a value for each trainable variable.
-
-        Returns:
-            The new values: (trainable variables, optimizer variables).
-        """
+        """Makes a step from values to values, as in Keras."""
         # Not Keras's LossScaleOptimizer.stateless_apply, which makes the step by itself.
         return keras.optimizers.Optimizer.stateless_apply(self, optimizer_variables, grads, trainable_variables)
 
     def set_weights(self, weights: list[Any]) -> None:
-        """Sets the optimizer's variables, the inner optimizer's among them.
-
-        Args:
-            weights: an array for each of `variables`, in their order.
+        """Sets all `variables`, those of the inner optimizer, too.
 
         Raises:
             ValueError: If the optimizer is not built, or a number or a shape does not agree.
         """
         variables = self.variables
-        if not self.built:
-            raise ValueError(f"optimizer {self.name!r} has no variables yet: call build(trainable_variables) first")
-        if len(weights) != len(variables):
+        if [tuple(variable.shape) for variable in variables] != [tuple(weight.shape) for weight in weights]:
+            built = "" if self.built else ", which is not built: call build(trainable_variables) first"
             raise ValueError(
-                f"weights has {len(weights)} arrays, and optimizer {self.name!r} {len(variables)} variables"
+                f"weights has {len(weights)} arrays, which are not of the shapes of the {len(variables)} variables of "
+                f"optimizer {self.name!r}{built}"
             )
-        for variable, weight in zip(variables, weights, strict=True):
-            if tuple(variable.shape) != tuple(weight.shape):
-                raise ValueError(f"weights: {variable.path!r} has shape {variable.shape}, its array {weight.shape}")
         for variable, weight in zip(variables, weights, strict=True):
             variable.assign(weight)
 
@@ -321,33 +282,18 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             store[str(number)] = variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
-        """Sets the variables from a file of Keras's.
-
-        Args:
-            store: an array for each of `variables` but the last, by its number.
-        """
+        """Sets the variables from a file of Keras's."""
         *saved, since_reset = self.variables
         arrays = inner_build.with_dtypes(store, saved)
         super().load_own_variables({**arrays, str(len(arrays)): since_reset.numpy()})
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Excludes variables from the inner optimizer's weight decay.
-
-        Call it before the optimizer is built.
-
-        Args:
-            var_list: the variables to exclude.
-            var_names: strings; variables whose name contains one are excluded.
-        """
+        """Excludes variables from the inner optimizer's weight decay."""
         for leaf in leaves(self.inner_optimizer):
             leaf.exclude_from_weight_decay(var_list, var_names)
 
     def finalize_variable_values(self, var_list: list[Any]) -> None:
-        """Sets variables to the moving averages that the optimizer keeps.
-
-        Args:
-            var_list: the model's trainable variables.
-        """
+        """Sets variables to their moving averages, as in Keras."""
         inner.finalize(self.inner_optimizer, var_list)
 
     def get_config(self) -> dict[str, Any]:
@@ -356,12 +302,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             "name": self.name,
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
         }
-        if self.state_dtype != "float32":
-            config["state_dtype"] = self.state_dtype
-        if self.state_memory != "device":
-            config["state_memory"] = self.state_memory
-        if self.rounding_seed:
-            config["rounding_seed"] = self.rounding_seed
+        for name, default in _DEFAULTS.items():
+            if getattr(self, name) != default:
+                config[name] = getattr(self, name)
         if not isinstance(self.loss_scale, LossScale):
             return {**config, "loss_scale": keras.saving.serialize_keras_object(self.loss_scale)}
         settings, defaults = self.loss_scale.get_config(), LossScale().get_config()
@@ -416,13 +359,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 f"no gradient for any of the {len(variables)} trainable variables: the loss does not depend on them, "
                 "or a custom gradient returned None"
             )
-        if self.loss_scale.release_gradients:
+        if self.release_gradients:
             self._release(grads, variables)
             return
         finite = ops.logical_not(updates.any_replica(ops.logical_not(self.check_finite(grads))))
         if self.measures_gradients:
             threshold = _SMALLEST_NORMAL_FLOAT16 if scaled else _SMALLEST_NORMAL_FLOAT16 / self.dynamic_scale
-            self._gradient_underflow.assign(gradients.share_below(threshold, grads, variables))
+            self.gradient_underflow.assign(gradients.share_below(threshold, grads, variables))
 
         inverse = self._inverse_scale() if scaled else None
         self._move_scale(finite)
@@ -440,13 +383,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         finite = [gradients.is_finite(gradient) for gradient in grads if gradient is not None]
         self._move_scale(ops.all(ops.stack(finite)))
         if self.measures_gradients:
-            self._gradient_underflow.assign(gradients.share_below(_SMALLEST_NORMAL_FLOAT16, grads, variables))
-        clips = self.loss_scale.clip_by_last_norm
-        norm = gradients.finite_norm(grads, variables) if clips or self.measures_gradients else None
-        how = inner.Update(self.rounding_seed, True, self._gradient_norm)
+            self.gradient_underflow.assign(gradients.share_below(_SMALLEST_NORMAL_FLOAT16, grads, variables))
+        norm = gradients.finite_norm(grads, variables) if self.clip_by_last_norm or self.measures_gradients else None
+        how = inner.Update(self.rounding_seed, True, self.gradient_norm)
         inner.apply(self.inner_optimizer, grads, variables, self._changing, how)
         if norm is not None:  # the sum of the squares of finite gradients may be infinite
-            self._gradient_norm.assign(ops.where(ops.isfinite(norm), norm, ops.convert_to_tensor(self._gradient_norm)))
+            self.gradient_norm.assign(ops.where(ops.isfinite(norm), norm, ops.convert_to_tensor(self.gradient_norm)))
 
     def _inverse_scale(self) -> Any:
         """Returns 1 / scale, or None where that is 1."""
@@ -468,8 +410,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             self.dynamic_scale,
             self.step_counter,
             self._hysteresis_left,
-            self._consecutive_skips,
-            self._skipped_steps,
+            self.consecutive_skips,
+            self.skipped_steps,
         )
         return LossScaleState(*variables)
 
@@ -501,9 +443,25 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def _update(self, grads: list[Any], variables: list[keras.Variable]) -> None:
         grads = gradients.sum_over_replicas(grads, variables)
         if self.measures_gradients:
-            self._gradient_norm.assign(gradients.norm(grads, variables))
+            self.gradient_norm.assign(gradients.norm(grads, variables))
         how = inner.Update(self.rounding_seed)
         inner.apply(self.inner_optimizer, grads, variables, self._changing, how)
+
+
+def _check_releases(loss_scale: AnyLossScale, release_gradients: Any, clip_by_last_norm: Any) -> None:
+    for name, value in (("release_gradients", release_gradients), ("clip_by_last_norm", clip_by_last_norm)):
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}={value!r} must be True or False")
+    if clip_by_last_norm and not release_gradients:
+        raise ValueError(
+            "clip_by_last_norm=True needs release_gradients=True: without it the norm of this step's gradients is "
+            "known, and global_clipnorm uses it"
+        )
+    if release_gradients and not isinstance(loss_scale, NoLossScale):
+        raise ValueError(
+            f"release_gradients=True needs loss_scale=LossScale.none(), and loss_scale={loss_scale!r} scales the loss: "
+            "an overflow in one gradient must skip the step of all"
+        )
 
 
 def _loss_scale_from(loss_scale: Any, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -61,7 +61,11 @@ class AtomicStep:
         optimizers = _checking_optimizers(self)
         variables = changed_by_the_forward_pass(self)
         if len(_optimizers(self)) > 1:
-            variables += _changed_by_updates(self)
+            # Weights and slots, but not the state of scales.
+            variables += [
+                *self.trainable_variables,
+                *(slot for held in _optimizers(self).values() for slot in _slots(held)),
+            ]
         skips = [optimizer.skipped_steps for optimizer in optimizers]
         # Those that are built in this very step: their slots are not among the variables yet.
         unbuilt = [optimizer for optimizer in _optimizers(self).values() if not optimizer.built]
@@ -112,12 +116,12 @@ def _results_or_nan(model: keras.Model, results: dict[str, Any]) -> dict[str, An
         "NaN. keras_mp.PrecisionMonitor() shows the loss scale, and keras_mp.NonFiniteFinder() the layer",
         stacklevel=3,
     )
-    return {name: ops.full_like(value, float("nan")) if _is_float(value) else value for name, value in results.items()}
 
+    def is_float(value: Any) -> bool:
+        # A metric may return a number of Python's.
+        return keras.backend.is_float_dtype(keras.backend.standardize_dtype(backend.as_tensor(value).dtype))
 
-def _is_float(value: Any) -> bool:
-    # A metric may return a number of Python's.
-    return keras.backend.is_float_dtype(keras.backend.standardize_dtype(backend.as_tensor(value).dtype))
+    return {name: ops.full_like(value, float("nan")) if is_float(value) else value for name, value in results.items()}
 
 
 def _metric_results(model: keras.Model) -> dict[str, Any]:
@@ -154,11 +158,6 @@ def _checking_optimizers(model: keras.Model) -> list[LossScaleOptimizer]:
         "compile with keras_mp.LossScaleOptimizer(optimizer), or with loss_scale=keras_mp.LossScale.none() for "
         "bfloat16 and float32"
     )
-
-
-def _changed_by_updates(model: keras.Model) -> list[Any]:
-    """Lists weights and slots, but not the state of scales."""
-    return [*model.trainable_variables, *(slot for held in _optimizers(model).values() for slot in _slots(held))]
 
 
 def _slots(optimizer: keras.optimizers.Optimizer) -> list[Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import keras
 
 from keras_mp import backend
 from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mp.optimizer.inner_optimizer import UpdateInOneProgram, check_unscaled
+from keras_mp.optimizer.inner_optimizer import apply_in_one_program, check_unscaled
 from keras_mp.optimizer.state_slot import check_state_dtype, check_state_memory, check_weights, is_narrow
 from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.optimizers import leaves
@@ -50,8 +52,8 @@ def wrap_optimizer(
         state_dtype: the dtype that the optimizer's slots are stored in: "float32", "bfloat16" or "float8", as
             `LossScaleOptimizer` says.
         state_memory: the place of the slots, "device" or "host", as `LossScaleOptimizer` says.
-        release_gradients: Whether each weight is updated as soon as its own gradient is there, as `LossScale.none`
-            says.
+        release_gradients: Whether each weight is updated as soon as its own gradient is there, as
+            `LossScaleOptimizer` says.
 
     Returns:
         `LossScaleOptimizer(optimizer)` if a layer computes in float16, whatever the name of the model's policy or of
@@ -65,7 +67,7 @@ def wrap_optimizer(
         TypeError: If optimizer is not a Keras optimizer.
         ValueError: If optimizer scales the loss already; if state_dtype is unknown, or is not "float32" and the
             optimizer is built; if a weight is stored in float16; if gradients are to be released, and a layer computes
-            in float16, or `LossScale.none` refuses the optimizer.
+            in float16, or `LossScaleOptimizer` refuses the optimizer.
     """
     check_unscaled("optimizer", optimizer)
     check_state_dtype(state_dtype)
@@ -79,25 +81,28 @@ def wrap_optimizer(
                 "build the model under 'mixed_bfloat16'"
             )
         return LossScaleOptimizer(optimizer, state_dtype=state_dtype)
+    if model.built:
+        has_narrow_weights = any(map(is_narrow, model.trainable_variables))
+    else:
+        has_narrow_weights = any(layer.variable_dtype == "bfloat16" for layer in layers_by_path(model).values())
     is_needed = (
         release_gradients
         or state_dtype != "float32"
-        or _has_narrow_weights(model)
+        or has_narrow_weights
         or updates.replica_count() > 1
         or is_better_wrapped(optimizer, model)
     )
     if is_needed:
-        loss_scale = NoLossScale(release_gradients=release_gradients)
-        return LossScaleOptimizer(optimizer, loss_scale, state_dtype=state_dtype, state_memory=state_memory)
+        return LossScaleOptimizer(
+            optimizer,
+            NoLossScale(),
+            state_dtype=state_dtype,
+            state_memory=state_memory,
+            release_gradients=release_gradients,
+        )
     for leaf in leaves(optimizer):
-        leaf._backend_apply_gradients = UpdateInOneProgram(leaf)
+        leaf._backend_apply_gradients = partial(apply_in_one_program, leaf)
     return optimizer
-
-
-def _has_narrow_weights(model: keras.Model) -> bool:
-    if model.built:
-        return any(map(is_narrow, model.trainable_variables))
-    return any(layer.variable_dtype == "bfloat16" for layer in layers_by_path(model).values())
 
 
 # Where a Keras optimizer by itself makes another step than inside `LossScaleOptimizer`, from the same gradients.
@@ -120,31 +125,26 @@ def is_better_wrapped(optimizer: keras.optimizers.Optimizer, model: keras.Model)
     # Several that accumulate over different numbers of steps cannot be wrapped at all.
     if len({leaf.gradient_accumulation_steps for leaf in leaves(optimizer)}) > 1:
         return False
-    variables = _variables_by_leaf(optimizer, model)
-    if any(_accumulates_otherwise(leaf, own) for leaf, own in variables):
-        return True
-    deciding = [(leaf, own) for leaf, own in variables if not _sums_rows(leaf)]
-    if not deciding:
-        return False
-    if not model.built:
-        return engine.HAS_SPARSE_GRADIENTS and any(map(_is_embedding, layers_by_path(model).values()))
-    sparse = {id(variable) for variable in _sparse_variables(model)}
-    return any(id(variable) in sparse for _, own in deciding for variable in own)
-
-
-def _variables_by_leaf(
-    optimizer: keras.optimizers.Optimizer, model: keras.Model
-) -> list[tuple[keras.optimizers.Optimizer, list[keras.Variable]]]:
     # Private: which of its optimizers takes a variable, Keras's MultiOptimizer tells only once it is built.
     leaf_of = getattr(optimizer, "_optimizer_map", lambda variable: optimizer)
     trained = [(leaf_of(variable), variable) for variable in model.trainable_variables]
     known = {id(leaf): leaf for leaf in [*leaves(optimizer), *(leaf for leaf, _ in trained)]}
-    return [(leaf, [variable for other, variable in trained if other is leaf]) for leaf in known.values()]
-
-
-def _accumulates_otherwise(leaf: keras.optimizers.Optimizer, variables: list[keras.Variable]) -> bool:
-    constrained = any(variable.constraint is not None for variable in variables)
-    return bool(leaf.gradient_accumulation_steps) and (engine.ACCUMULATING_COPIES or leaf.use_ema or constrained)
+    deciding = []
+    for leaf in known.values():
+        own = [variable for other, variable in trained if other is leaf]
+        constrained = any(variable.constraint is not None for variable in own)
+        if leaf.gradient_accumulation_steps and (engine.ACCUMULATING_COPIES or leaf.use_ema or constrained):
+            return True
+        if not _sums_rows(leaf):
+            deciding += own
+    if not model.built:
+        summing = all(map(_sums_rows, known.values()))
+        embeds = any(map(_is_embedding, layers_by_path(model).values()))
+        return engine.HAS_SPARSE_GRADIENTS and embeds and not summing
+    if not deciding:
+        return False
+    sparse = {id(variable) for variable in _sparse_variables(model)}
+    return any(id(variable) in sparse for variable in deciding)
 
 
 def _sums_rows(leaf: keras.optimizers.Optimizer) -> bool:

@@ -347,10 +347,11 @@ _CHANGES: Mapping[str, Callable[..., Any]] = {
 def _waits(model: keras.Model) -> bool:
     """Whether the optimizer keeps all gradients until it has checked them, and need not."""
     optimizer = model.optimizer
-    if not isinstance(optimizer, LossScaleOptimizer) or optimizer.loss_scale != NoLossScale():
+    unscaled = isinstance(optimizer, LossScaleOptimizer) and isinstance(optimizer.loss_scale, NoLossScale)
+    if not unscaled or optimizer.release_gradients:
         return False
     try:
-        check_can_release(optimizer.inner_optimizer, True, False)
+        check_can_release(optimizer.inner_optimizer, by_last_norm=False)
     except ValueError:
         return False
     return True

@@ -1,4 +1,7 @@
-"""A step's update, or none, on JAX, and arrays that lie in the host's memory until they are used."""
+"""A step's update, or none, on JAX, and arrays that lie in the host's memory until they are used.
+
+The arguments are those of `_tensorflow`, which describes them.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +31,10 @@ def conditional(
     variables: list[keras.Variable],
     prepare: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Calls one of two functions, which assign to given variables.
-
-    Args:
-        condition: a boolean array of shape ().
-        then: a function that is called with the argument where the condition is true.
-        otherwise: a function that is called with the argument where the condition is false; None for none.
-        argument: a structure of arrays.
-        variables: the variables that either may change.
-        prepare: a function that is applied to the argument before `then` takes it. It is applied within the branch: XLA
-            makes it part of the loops there, and before the branch it would be a loop of its own, over all of memory.
-    """
+    """Calls one of two functions, which assign to given variables."""
 
     def prepared(argument: Any) -> None:
+        # Within the branch XLA makes it part of the loops; before, it would be one of its own, over all of memory.
         then(argument if prepare is None else prepare(argument))
 
     if not isinstance(condition, jax.core.Tracer):
@@ -80,20 +74,7 @@ def update_if(
     variables: list[keras.Variable],
     prepare: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Makes an update, or leaves the variables as they were.
-
-    In a step jitted for an accelerator the update is made in any case, and a variable takes its new value or its old
-    one within the same kernel. Behind a condition all gradients would wait in memory in float32, and a GPU would stop
-    to ask its host which branch to run. A clipping norm may then be rounded otherwise than without the condition, so a
-    CPU, which gains nothing, has the condition.
-
-    Args:
-        condition: a boolean array of shape ().
-        update: a function that is called with the argument.
-        argument: a structure of arrays.
-        variables: the variables that it may change.
-        prepare: a function that is applied to the argument before.
-    """
+    """Makes an update, or leaves the variables as they were."""
     if _is_for_cpu() or not isinstance(condition, jax.core.Tracer):
         conditional(condition, update, None, argument, variables, prepare)
         return

@@ -60,10 +60,13 @@ def multiply(factors: tuple[list[Any], Any], variables: list[keras.Variable]) ->
         The products, 16-bit gradients in float32.
     """
     grads, factor = factors
+
+    def product(values: Any) -> Any:
+        values = ops.cast(values, at_least_float32(values.dtype))
+        return values if factor is None else values * ops.cast(factor, values.dtype)
+
     return [
-        gradient
-        if gradient is None or is_overwritten(variable)
-        else backend.map_values(partial(_multiply, factor), gradient)
+        gradient if gradient is None or is_overwritten(variable) else backend.map_values(product, gradient)
         for gradient, variable in zip(grads, variables, strict=True)
     ]
 
@@ -80,7 +83,10 @@ def sum_over_replicas(grads: list[Any], variables: list[keras.Variable]) -> list
     """
     own = _without_overwritten(grads, variables)
     dtype = engine.reduce_dtype()
-    narrow = [backend.map_values(partial(_narrowed, dtype), gradient) for gradient in own]
+    narrow = [
+        gradient if dtype == "float32" else backend.map_values(partial(ops.cast, dtype=dtype), gradient)
+        for gradient in own
+    ]
     summed = iter(
         backend.map_values(partial(ops.cast, dtype=backend.values_of(gradient).dtype), total)
         for gradient, total in zip(own, engine.sum_over_replicas(narrow), strict=True)
@@ -121,15 +127,6 @@ def share_below(threshold: Any, grads: list[Any], variables: list[keras.Variable
 def _without_overwritten(grads: list[Any], variables: list[keras.Variable]) -> list[Any]:
     pairs = zip(grads, variables, strict=True)
     return [gradient for gradient, variable in pairs if gradient is not None and not is_overwritten(variable)]
-
-
-def _narrowed(dtype: str, values: Any) -> Any:
-    return ops.cast(values, dtype) if dtype != "float32" else values
-
-
-def _multiply(factor: Any, values: Any) -> Any:
-    values = ops.cast(values, at_least_float32(values.dtype))
-    return values if factor is None else values * ops.cast(factor, values.dtype)
 
 
 # Gradient accumulation: the sum of the gradients of the micro-batches so far, one for each variable.

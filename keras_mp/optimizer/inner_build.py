@@ -22,38 +22,30 @@ from keras_mp.rebuild.state import widen
 engine = backend.engine_of(__package__)
 
 
-def check_state_dtype_of_built(
-    optimizer: keras.optimizers.Optimizer, state_dtype: str, state_memory: str = "device"
-) -> None:
-    """Checks dtype and memory of a built optimizer's slots.
+def check_built(optimizer: keras.optimizers.Optimizer, state_dtype: str, state_memory: str = "device") -> None:
+    """Checks the slots of an optimizer that is built already.
 
     Raises:
-        ValueError: If they are stored in another.
+        ValueError: If they are stored in another dtype or memory, or in bfloat16, as Keras makes them.
     """
-    for leaf in leaves(optimizer):
-        stored, memory = state_dtype_of(leaf), getattr(leaf, _STATE_MEMORY, "device")
-        if leaf.built and memory != state_memory:
+    anew = "make a new one, for instance by type(optimizer).from_config(optimizer.get_config())"
+    for leaf in (leaf for leaf in leaves(optimizer) if leaf.built):
+        stored, memory = getattr(leaf, _STATE_DTYPE, "float32"), getattr(leaf, _STATE_MEMORY, "device")
+        if memory != state_memory:
             raise ValueError(
                 f"state_memory={state_memory!r} needs an optimizer that is not built, and {leaf.name!r} has its slots "
-                f"in memory of the {memory} already: make a new one, for instance by type(optimizer).from_config("
-                "optimizer.get_config())"
+                f"in memory of the {memory} already: {anew}"
             )
-        if leaf.built and stored != state_dtype:
+        if stored != state_dtype:
             raise ValueError(
                 f"state_dtype={state_dtype!r} needs an optimizer that is not built, and {leaf.name!r} has its slots in "
-                f"{stored} already: make a new one, for instance by type(optimizer).from_config("
-                f"optimizer.get_config()), or pass state_dtype={stored!r}"
+                f"{stored} already: {anew}, or pass state_dtype={stored!r}"
             )
-
-
-def _check_slots(optimizer: keras.optimizers.Optimizer) -> None:
-    for built in leaves(optimizer):
-        narrow = next((variable for variable in built.variables if is_narrow(variable)), None)
-        if built.built and narrow is not None and not has_slots(built):
+        narrow = next((variable for variable in leaf.variables if is_narrow(variable)), None)
+        if narrow is not None and not hasattr(leaf, _SLOTS):
             raise ValueError(
-                f"optimizer {built.name!r} is built already, and its {narrow.path!r} is in bfloat16, as Keras makes "
-                "it; there small changes would be lost: make a new one, for instance by type(optimizer).from_config("
-                "optimizer.get_config())"
+                f"optimizer {leaf.name!r} is built already, and its {narrow.path!r} is in bfloat16, as Keras makes "
+                f"it; there small changes would be lost: {anew}"
             )
 
 
@@ -73,8 +65,7 @@ def build_inner(
     Raises:
         ValueError: If it is built already, with slots in another dtype or memory.
     """
-    check_state_dtype_of_built(optimizer, state_dtype, state_memory)
-    _check_slots(optimizer)
+    check_built(optimizer, state_dtype, state_memory)
     # The weights come first: they may be rounded with words of their own.
     numbers = itertools.count(len(variables))
     with ExitStack() as stack:
@@ -198,20 +189,10 @@ def creating(
     object.__setattr__(optimizer, _STATE_MEMORY, state_memory)
 
 
-def state_dtype_of(optimizer: keras.optimizers.Optimizer) -> str:
-    """Returns the dtype that an optimizer's slots are stored in."""
-    return getattr(optimizer, _STATE_DTYPE, "float32")
-
-
 def slots_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> tuple[StateSlot, ...]:
     """Returns the slots of a weight that have fewer bits."""
     by_place = getattr(optimizer, _SLOTS, ())
     return by_place[optimizer._get_variable_index(variable)] if by_place else ()
-
-
-def has_slots(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Tells whether an optimizer has slots in fewer bits."""
-    return hasattr(optimizer, _SLOTS)
 
 
 def is_small(optimizer: keras.optimizers.Optimizer, slot: str, weight: Any) -> bool:
@@ -260,19 +241,12 @@ def _slot_maker(
         scale = None
         if state_dtype == "float8":
             rows = (*shape[:-1], 1)
-            scale = add_variable(
-                rows, stored(1, "float32"), "float32", name=f"{name}_scale", layout=_of_rows(layout), **other
-            )
+            if layout is not None:  # that of the weight, the last axis whole
+                layout = keras.distribution.TensorLayout([*layout.axes[:-1], None], layout.device_mesh)
+            scale = add_variable(rows, stored(1, "float32"), "float32", name=f"{name}_scale", layout=layout, **other)
         return StateSlot(values, scale, state_dtype, holds_root, index, on_host)
 
     return add
-
-
-def _of_rows(layout: Any) -> Any:
-    """Returns the layout of a weight's scales, last axis whole."""
-    if layout is None:
-        return None
-    return keras.distribution.TensorLayout([*layout.axes[:-1], None], layout.device_mesh)
 
 
 @contextmanager
@@ -314,7 +288,7 @@ def with_dtypes(store: Mapping[str, Any], variables: Sequence[keras.Variable]) -
 
 def load_with_dtypes(optimizer: keras.optimizers.Optimizer) -> None:
     """Has an inner optimizer load its variables so, too."""
-    # Past Keras's tracking of attributes.
+    # Past Keras's tracking of attributes. Not a function within, which a copy of the optimizer would share.
     object.__setattr__(optimizer, "load_own_variables", partial(_load, optimizer))
 
 

@@ -14,7 +14,7 @@ optimizer.apply                                        Keras's own, which calls
       assign, assign_add, assign_sub of _keeping       released: nothing changes where a gradient is not finite
 ```
 
-An optimizer that is not wrapped keeps `UpdateInOneProgram` as its `_backend_apply_gradients`.
+An optimizer that is not wrapped keeps `apply_in_one_program` as its `_backend_apply_gradients`.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _apply_to_leaf(
     if releases:
         update(grads)
     else:
-        in_one_program(leaf, update, grads)
+        engine.update_in_one_program(update, grads, _keeps_rows(leaf), leaf._iterations)
     if leaf.use_ema and leaf.ema_overwrite_frequency:
         is_due = ops.equal((leaf.iterations + 1) % leaf.ema_overwrite_frequency, 0)
         engine.conditional(is_due, lambda _: _overwrite_with_averages(leaf), None, [], changing)
@@ -334,19 +334,16 @@ def _decay(leaf: keras.optimizers.Optimizer, weight: Any, finite: Any) -> None:
         leaf.assign_sub(weight, weight * leaf.weight_decay * rate)
 
 
-def check_can_release(optimizer: keras.optimizers.Optimizer, releases: bool, by_last_norm: bool) -> None:
+def check_can_release(optimizer: keras.optimizers.Optimizer, by_last_norm: bool) -> None:
     """Checks that an optimizer can update each weight by itself.
 
     Args:
         optimizer: an optimizer, or several in one.
-        releases: Whether gradients are to be released; else nothing is checked.
         by_last_norm: Whether `global_clipnorm` reads the norm of the step before.
 
     Raises:
         ValueError: If it accumulates, clips by the norm of all gradients, or its class defines the update itself.
     """
-    if not releases:
-        return
     clipping = [leaf for leaf in leaves(optimizer) if leaf.global_clipnorm]
     for leaf in leaves(optimizer):
         name, refused = f"optimizer {leaf.name!r}", ""
@@ -359,8 +356,7 @@ def check_can_release(optimizer: keras.optimizers.Optimizer, releases: bool, by_
             refused = (
                 f"optimizer {clipping[0].name!r} has global_clipnorm={clipping[0].global_clipnorm:g}, which needs the "
                 "norm of all gradients before any weight is updated. Clip each gradient by clipnorm or clipvalue; "
-                "or, with one optimizer, by the norm of the step before: LossScale.none(release_gradients=True, "
-                "clip_by_last_norm=True)"
+                "or, with one optimizer, by the norm of the step before: clip_by_last_norm=True of LossScaleOptimizer"
             )
         elif package_of(type(leaf).update_step) != "keras":
             refused = (
@@ -382,35 +378,19 @@ def key_of(leaf: keras.optimizers.Optimizer, variable: Any) -> Any:
 # weight and slots once, and writes them once.
 
 
-def in_one_program(
-    optimizer: keras.optimizers.Optimizer, update: Callable[[list[Any]], None], grads: list[Any]
+def apply_in_one_program(
+    optimizer: keras.optimizers.Optimizer, grads: list[Any], trainable_variables: list[keras.Variable]
 ) -> None:
-    """Makes an update, as one program where that is possible.
+    """Takes the place of `_backend_apply_gradients`, which it calls."""
+    own = type(optimizer)._backend_apply_gradients
+    if engine.replica_count() > 1:
+        own(optimizer, grads, trainable_variables)  # which sums them over the replicas
+        return
 
-    Args:
-        optimizer: the optimizer whose update it is.
-        update: a function that takes the gradients, and assigns to variables.
-        grads: a tensor for each variable, which may be sparse; on several replicas summed.
-    """
+    def update(grads: list[Any]) -> None:
+        own(optimizer, grads, trainable_variables)
+
     engine.update_in_one_program(update, grads, _keeps_rows(optimizer), optimizer._iterations)
-
-
-class UpdateInOneProgram:
-    """Takes the place of `_backend_apply_gradients`, which it calls.
-
-    Args:
-        optimizer: a Keras optimizer that is not inside another.
-    """
-
-    def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
-        self.optimizer = optimizer
-
-    def __call__(self, grads: list[Any], trainable_variables: list[keras.Variable]) -> None:
-        own = partial(type(self.optimizer)._backend_apply_gradients, self.optimizer)
-        if engine.replica_count() > 1:
-            own(grads, trainable_variables)  # which sums them over the replicas
-        else:
-            in_one_program(self.optimizer, lambda grads: own(grads, trainable_variables), grads)
 
 
 def _keeps_rows(optimizer: keras.optimizers.Optimizer) -> bool:

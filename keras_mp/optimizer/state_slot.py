@@ -27,9 +27,7 @@ engine = backend.engine_of(__package__)
 # as a mean right, in each single step not. A square root, by which steps are divided, is stored as the bound. Scales by
 # rows and not by blocks: a row lies within a TPU's tiles.
 
-STATE_DTYPES = ("float32", "bfloat16", "float8")
 STORED_AS = {"float32": "float32", "bfloat16": "bfloat16", "float8": "float8_e4m3fn"}
-STATE_MEMORIES = ("device", "host")
 
 _LARGEST_E4M3 = 448.0  # Micikevicius et al. 2022, table 1
 _SMALLEST_E4M3 = 2.0**-9  # the smallest subnormal
@@ -42,7 +40,7 @@ def check_state_dtype(state_dtype: Any) -> None:
     Raises:
         ValueError: If it is not one of the three.
     """
-    one_of("state_dtype", state_dtype, STATE_DTYPES)
+    one_of("state_dtype", state_dtype, tuple(STORED_AS))
 
 
 def check_state_memory(state_memory: Any, releases: bool) -> None:
@@ -55,13 +53,13 @@ def check_state_memory(state_memory: Any, releases: bool) -> None:
     Raises:
         ValueError: If it is neither, or the host's memory cannot be used.
     """
-    one_of("state_memory", state_memory, STATE_MEMORIES)
+    one_of("state_memory", state_memory, ("device", "host"))
     if state_memory == "device":
         return
     if not releases:
         raise ValueError(
             "state_memory='host' fetches the slots of a weight when its gradient is there, and needs gradients that "
-            "are released: LossScale.none(release_gradients=True), or release_gradients=True of keras_mp.prepare"
+            "are released: release_gradients=True"
         )
     engine.check_host_memory()
 
@@ -337,24 +335,9 @@ class WideWeight(StateSlot):
         self.variable = variable
 
     @property
-    def name(self) -> str:
-        """The name of an update: on TensorFlow the variable's path."""
-        return str(self.values.name)
-
-    @property
     def path(self) -> str:
         """The path of the variable."""
         return str(self.variable.path)
-
-    @property
-    def value(self) -> Any:
-        """The float32 tensor."""
-        if self._working is not None:
-            return self._working
-        read = ops.cast(backend.as_tensor(self.values), "float32")
-        if self._is_open:
-            self._working = read
-        return read
 
     def __getattr__(self, name: str) -> Any:
         if name == "variable":

@@ -71,8 +71,8 @@ def round_to_bfloat16(x: Any, bits: Any) -> Any:
     """Rounds to a neighbour in bfloat16, right in the mean.
 
     The mean over the 16 low bits is the value itself. Zeros with their sign, infinities, NaNs and what bfloat16 holds
-    exactly stay. A finite value stays finite: beyond
-    the largest bfloat16, 3.3895e38, it becomes that one, where half of the odds of the rest would make it infinite.
+    exactly stay. A finite value stays finite: beyond the largest bfloat16, 3.3895e38, it becomes that one, where half
+    of the odds of the rest would make it infinite.
 
     Args:
         x: a float32 tensor.

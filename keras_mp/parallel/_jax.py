@@ -30,7 +30,7 @@ HOW_TO_HAVE_MORE_DEVICES = "start with XLA_FLAGS=--xla_force_host_platform_devic
 
 
 class _Active(NamedTuple):
-    """The plan in force, and the mesh that its axes belong to."""
+    """Plan in force, and its mesh."""
 
     plan: Any
     mesh: Any
@@ -72,10 +72,9 @@ def is_spread(model: keras.Model) -> bool:
 
 
 def tpu_coordinates(names: Sequence[str]) -> tuple[str, list[tuple[int, ...]]] | None:
-    """The kind of TPUs, and the coordinates of each in its slice; None for other devices.
+    """Returns the kind of TPUs and their coordinates.
 
-    Args:
-        names: the names of devices, as Keras writes them.
+    None for other devices. The names are Keras's.
     """
     devices = {f"{device.platform}:{device.id}": device for device in jax.devices()}
     coordinates = [tuple(getattr(devices.get(name), "coords", None) or ()) for name in names]
@@ -84,14 +83,7 @@ def tpu_coordinates(names: Sequence[str]) -> tuple[str, list[tuple[int, ...]]] |
 
 @contextmanager
 def parallel_scope(plan: Any) -> Iterator[Any]:
-    """A scope in which models are built, compiled and trained over the devices of a plan.
-
-    Args:
-        plan: a `keras_mp.parallel.plan.Plan`.
-
-    Yields:
-        Keras's distribution.
-    """
+    """Scope in which a model trains over a plan's devices."""
     layout = Layout(plan)
     with layout.scope(), patched(in_parts()), _ragged_batches(plan), _in_force(plan, layout.device_mesh.backend_mesh):
         yield layout
@@ -99,7 +91,7 @@ def parallel_scope(plan: Any) -> Iterator[Any]:
 
 @contextmanager
 def lowering_scope(plan: Any) -> Iterator[Any]:
-    """A scope in which a step is traced for devices that are not there; yields the mesh."""
+    """Scope that traces a step for devices that are absent."""
     mesh = jax.sharding.AbstractMesh(tuple(plan.shape), tuple(plan.axes))
     with _in_force(plan, mesh):
         yield mesh
@@ -117,7 +109,7 @@ def _in_force(plan: Any, mesh: Any) -> Iterator[None]:
 
 
 def _ragged_batches(plan: Any) -> AbstractContextManager[None]:
-    """Gives every device the whole of a last batch that they cannot divide.
+    """Gives every device the whole of an indivisible last batch.
 
     Keras would lay it out as the batches before it, which fails.
     """
@@ -139,7 +131,7 @@ def _ragged_batches(plan: Any) -> AbstractContextManager[None]:
 
 
 def _loss_and_updates(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes Keras's loss of a step one whose gradients are summed over the devices by explicit collectives."""
+    """Sums the gradients of Keras's loss by explicit collectives."""
 
     def compute(
         model: keras.Model, trainable: Any, passive: Any, metrics: Any, x: Any, y: Any, sample_weight: Any,
@@ -173,7 +165,7 @@ def _loss_and_updates(original: Callable[..., Any]) -> Callable[..., Any]:
 def _on_each_device(
     model: keras.Model, original: Callable[..., Any], trainable: Any, passive: Any, metrics: Any, factor: Any, data: Any
 ) -> Any:
-    """Computes the loss and the gradients of the rows of each device, and adds them up.
+    """Adds up the devices' losses and gradients of their rows.
 
     Returns:
         What Keras's `compute_loss_and_updates` returns, and the gradients of the trainable variables, each with the
@@ -232,13 +224,15 @@ def _part(plan: Any, variable: keras.Variable, dtypes: dict[int, str]) -> Variab
     overwritten = bool(getattr(variable, "overwrite_with_gradient", False))
     groups = [] if axis is None else plan.groups(axis)
     # Private: whether a layer reads the variable in its own dtype, which it does where that matters.
-    rows = plan.rows_of(shape, dtype) if variable._autocast and not overwritten else None
+    in_8_bits = variable._autocast and not overwritten and plan.in_8_bits(shape, dtype)
     compute_dtype = dtypes.get(id(variable), dtype)
-    return VariablePart(axis, compute_dtype, plan.reduce_dtype, groups, overwritten, PartitionSpec(*axes), shape, rows)
+    return VariablePart(
+        axis, compute_dtype, plan.reduce_dtype, groups, overwritten, PartitionSpec(*axes), shape, in_8_bits
+    )
 
 
 def _compute_dtypes(model: keras.Model) -> dict[int, str]:
-    """The 16-bit dtype of each variable that its layer reads in one."""
+    """Lists 16-bit dtypes that layers read variables in."""
     return {
         id(variable): layer.compute_dtype
         for layer in model._flatten_layers()
@@ -248,13 +242,14 @@ def _compute_dtypes(model: keras.Model) -> dict[int, str]:
 
 
 def _mean(value: Any) -> Any:
-    """The mean over the devices; of integers, such as the state of a seed, the same everywhere, any."""
+    """Takes the mean over the devices; integers are alike."""
     return jax.lax.pmean(value, AXIS) if jnp.issubdtype(value.dtype, jnp.floating) else value
 
 
 @contextmanager
 def _scaled_by(optimizer: keras.optimizers.Optimizer, factor: Any) -> Iterator[None]:
-    """Has an optimizer scale a loss by a number, not by what it finds in its variables, which are elsewhere here."""
+    """Has an optimizer scale a loss by a number."""
+    # Not by its variables, whose values are those outside of this device's part.
     vars(optimizer)["scale_loss"] = lambda loss: loss * factor
     try:
         yield

@@ -1,4 +1,13 @@
-"""One variable of a fully sharded step: gathered from the parts of the devices, and its gradient summed over them."""
+"""One variable of a fully sharded step: gathered from the parts of the devices, and its gradient summed over them.
+
+Gathered in one byte, a weight is E4M3 with a scale for each row, along its last axis:
+
+    amax  = max |x| of the row
+    scale = 2^floor(log2 min(448 / amax, 2^126))        1 where amax is 0, infinite or NaN
+    codes = cast(x . scale)                             x = codes / scale
+
+A scale is a power of two, so that scaling rounds nothing, and codes / scale is exact in bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +17,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+
+from keras_mp.precision.formats import E4M3, scale_and_cast, scale_to
 
 AXIS = "batch"
 """The axis of the mesh over which batches and variables are split."""
@@ -19,7 +30,7 @@ _ADDED_BYTES = range(2**10, 2**18 + 1)
 
 
 class VariablePart(NamedTuple):
-    """How one variable is split over the devices, gathered where it is read, and its gradient summed.
+    """How one variable is split, gathered, and its gradient summed.
 
     Attributes:
         axis: the axis that is split; None for a variable that each device has whole.
@@ -30,8 +41,7 @@ class VariablePart(NamedTuple):
         overwritten: whether its gradient is its next value, of which the largest counts.
         spec: the layout, as JAX writes it.
         shape: the shape of the whole.
-        rows: the object that quantizes its rows to be gathered, and makes numbers of them again, as
-            `keras_mp.parallel.plan` does; None where it is gathered in `dtype`.
+        in_8_bits: whether it is gathered in E4M3, and not in `dtype`.
     """
 
     axis: int | None
@@ -41,23 +51,26 @@ class VariablePart(NamedTuple):
     overwritten: bool
     spec: PartitionSpec
     shape: tuple[int, ...]
-    rows: Any = None
+    in_8_bits: bool = False
 
     def gathered(self, value: Any) -> Any:
-        """The whole variable from this device's part, rounded as its layer rounds it, in its own dtype.
+        """Gathers the whole, rounded as its layer rounds it.
 
         Its gradient is this device's part of the sum over all.
         """
 
         @jax.custom_vjp
         def gather(value: Any) -> Any:
-            if self.rows is None:
+            if not self.in_8_bits:
                 return self.joined(value.astype(self.dtype)).astype(value.dtype)
             # Each device has a part of every row, or whole rows, of which the scales are gathered as well.
             within = self.axis == value.ndim - 1
-            codes, scales = self.rows.quantize(value, self.largest if within else None)
+            amax = jnp.max(jnp.abs(value), axis=-1).astype("float32")
+            # Without the last axis, which a TPU would pad to 128.
+            scales = scale_to(E4M3.max, self.largest(amax) if within else amax, power_of_two=True)
+            codes = self.joined(scale_and_cast(value, E4M3, scales[..., None]))
             scales = scales if within else self.joined(scales)
-            return self.rows.dequantize(self.joined(codes), scales).astype(self.dtype).astype(value.dtype)
+            return (codes.astype("float32") * (1.0 / scales)[..., None]).astype(self.dtype).astype(value.dtype)
 
         def backward(_: None, gradient: Any) -> tuple[Any]:
             if self.overwritten:
@@ -68,7 +81,7 @@ class VariablePart(NamedTuple):
         return gather(value)
 
     def joined(self, value: Any) -> Any:
-        """The whole array from this device's part of it, bit for bit; it has no gradient."""
+        """Gathers the whole array bit for bit, without a gradient."""
         # As integers: a compiler for a chip without products of 8-bit floats would widen these before they are sent.
         float8 = jnp.issubdtype(value.dtype, jnp.floating) and value.dtype.itemsize == 1
         sent = jax.lax.bitcast_convert_type(value, "uint8") if float8 else value
@@ -78,13 +91,13 @@ class VariablePart(NamedTuple):
         return jax.lax.bitcast_convert_type(whole, value.dtype) if float8 else whole
 
     def largest(self, amax: Any) -> Any:
-        """The largest over the devices of magnitudes: float32; infinite or NaN where one is."""
+        """Returns the largest magnitudes over the devices, in float32."""
         # The order of the bits is that of the magnitudes; a maximum of floats may leave NaNs out.
         bits = jax.lax.bitcast_convert_type(amax.astype("float32"), "int32")
         return jax.lax.bitcast_convert_type(jax.lax.pmax(bits, AXIS), "float32")
 
     def of_sum(self, gradient: Any) -> Any:
-        """This device's part of the sum over the devices of the gradients of the whole."""
+        """Sums gradients of the whole; returns this device's part."""
         assert self.axis is not None
         part = scattered(gradient.astype(self.reduce_dtype), self.axis, self.groups)
         # Where libtpu makes of this a sum of the whole and a slice, it fuses the slice into what reads it, the norm
@@ -92,7 +105,7 @@ class VariablePart(NamedTuple):
         return jax.lax.optimization_barrier(part).astype(gradient.dtype)
 
     def summed(self, gradient: Any) -> Any:
-        """The sum over the devices of the gradient of a variable that each has whole; of others as it is."""
+        """Sums the gradient of a variable that is not split."""
         if self.axis is not None:
             return gradient
         if self.overwritten:
@@ -122,13 +135,7 @@ def scattered(value: Any, axis: int, groups: Sequence[Any]) -> Any:
 
 
 def put_together(value: Any, axis: int, groups: Sequence[Any]) -> Any:
-    """The whole array from this device's part of it, as `scattered` makes the parts.
-
-    Args:
-        value: the part of this device.
-        axis: the axis that is split.
-        groups: the groups of devices, as for `scattered`.
-    """
+    """Gathers the whole of the parts that `scattered` makes."""
     for members in groups[::-1] or [None]:
         value = jax.lax.all_gather(value, AXIS, axis=axis, axis_index_groups=members, tiled=True)
     return value

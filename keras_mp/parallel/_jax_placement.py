@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import math
 from collections.abc import Callable
@@ -26,7 +25,7 @@ _READ_WHOLE_BELOW = 2**20
 
 
 def in_parts() -> dict[str, Make]:
-    """Patches of Keras for a scope in which variables have a layout."""
+    """Returns Keras's patches for variables with a layout."""
     return {
         "keras.Variable._initialize_with_initializer": _initialized,
         "keras.Variable.assign": _assigned,
@@ -35,24 +34,32 @@ def in_parts() -> dict[str, Make]:
 
 
 def _initialized(initialize: Callable[..., None]) -> Callable[..., None]:
-    """Has every device compute its own part of a large weight's initial values."""
+    """Has devices compute their parts of large initial values."""
 
     def initialized(variable: keras.Variable, initializer: Any) -> None:
         variable._initialize_layout()
         shape, dtype = tuple(variable.shape), jnp.dtype(variable._dtype)
         large = math.prod(shape) * dtype.itemsize >= _COMPILED_FROM
-        if variable._layout is None or not large or not _is_keras_own(initializer):
+        # Keras's own are known to be what their config says.
+        known = isinstance(initializer, keras.initializers.Initializer) and package_of(type(initializer)) == "keras"
+        if variable._layout is None or not large or not known:
             return initialize(variable, initializer)
-        described = {name: value for name, value in initializer.get_config().items() if name != "seed"}
-        program = _program(_Described(initializer, described), shape, str(dtype), _sharding(variable))
+        config = {name: value for name, value in initializer.get_config().items() if name != "seed"}
+        said = json.dumps(config, sort_keys=True, default=repr)
+        key = (type(initializer), said, shape, str(dtype), _sharding(variable))
+        if key not in _programs:
+            _programs[key] = _program(initializer, shape, str(dtype), _sharding(variable))
+        # The seed that the initializer would draw with, as an array; of one without a seed, any.
+        seed = getattr(initializer, "seed", 0)
+        seed = seed.next() if isinstance(seed, keras.random.SeedGenerator) else np.array([seed, 0], "uint32")
         # Waited for, so that what a computation needs beside its result is gone before the next begins.
-        variable._direct_assign(jax.block_until_ready(program(_seed_of(initializer))))
+        variable._direct_assign(jax.block_until_ready(_programs[key](seed)))
 
     return initialized
 
 
 def _assigned(assign: Callable[..., Any]) -> Callable[..., Any]:
-    """Copies of an array on the host, or in a file, to each device its part alone."""
+    """Copies of an array to each device its part alone."""
 
     def assigned(variable: keras.Variable, value: Any) -> Any:
         layout, dtype = variable._layout, jnp.dtype(variable._dtype)
@@ -85,45 +92,18 @@ def _sharding(variable: keras.Variable) -> Any:
     return getattr(variable._layout, "backend_layout", variable._layout)
 
 
-def _is_keras_own(initializer: Any) -> bool:
-    """Whether an initializer is known to be what its config says."""
-    return isinstance(initializer, keras.initializers.Initializer) and package_of(type(initializer)) == "keras"
+# One for all weights of an initializer and a shape: the seed is an argument.
+_programs: dict[Any, Callable[[Any], jax.Array]] = {}
 
 
-def _seed_of(initializer: Any) -> Any:
-    """The seed that the initializer would draw with, as an array; of one without a seed, any."""
-    seed = getattr(initializer, "seed", 0)
-    return seed.next() if isinstance(seed, keras.random.SeedGenerator) else np.array([seed, 0], "uint32")
-
-
-class _Described:
-    """An initializer that equals another of the same class and config.
-
-    Args:
-        initializer: an initializer of Keras.
-        config: the config without its seed.
-    """
-
-    def __init__(self, initializer: Any, config: dict[str, Any]) -> None:
-        self.initializer = initializer
-        self._key = (type(initializer), json.dumps(config, sort_keys=True, default=repr))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Described) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-
-@functools.lru_cache(maxsize=256)
-def _program(described: _Described, shape: tuple[int, ...], dtype: str, sharding: Any) -> Callable[[Any], jax.Array]:
-    """Compiles an initializer once for all weights of a shape: the seed is an argument.
+def _program(initializer: Any, shape: tuple[int, ...], dtype: str, sharding: Any) -> Callable[[Any], jax.Array]:
+    """Compiles an initializer, from the seed to the values.
 
     JAX's random numbers do not depend on how they are split (`jax_threefry_partitionable`).
     """
 
     def values(seed: Any) -> Any:
-        seeded = copy.copy(described.initializer)
+        seeded = copy.copy(initializer)
         if hasattr(seeded, "seed"):
             seeded.seed = seed
         return seeded(shape, dtype=dtype)
@@ -132,7 +112,9 @@ def _program(described: _Described, shape: tuple[int, ...], dtype: str, sharding
 
 
 class SavedArray(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array in an open file, read in the parts that a process needs; as one of NumPy, with its attributes, whole.
+    """Array in an open file, read in parts.
+
+    As one of NumPy, with its attributes, it is read whole.
 
     Args:
         dataset: a data set of h5py, with one axis or more.
@@ -164,22 +146,19 @@ class SavedArray(np.lib.mixins.NDArrayOperatorsMixin):
         return getattr(np.asarray(self), name)
 
 
-def _dataset(store: Any, key: str) -> Any:
-    """The dataset that Keras's store reads, after its own check, which refuses links to other files."""
-    if hasattr(saving_lib, "safe_get_h5_dataset"):
-        return saving_lib.safe_get_h5_dataset(store._h5_entry_group, key)
-    dataset = store._h5_entry_group[key]
-    return store._verify_dataset(dataset) if hasattr(store, "_verify_dataset") else dataset  # 3.13.0 checks nothing
-
-
 def _unread(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Has Keras's store of weights hand out large arrays of floats unread; makes the replacement of a patch."""
+    """Has Keras's store of weights hand out large arrays unread."""
 
     def get(store: Any, key: str) -> Any:
         # The file of an array that several files hold parts of the layer of is closed before it is assigned.
         if len(getattr(store, "current_shard_filenames", ())) > 1:
             return read(store, key)
-        dataset = _dataset(store, key)
+        # After Keras's own check, which refuses links to other files; 3.13.0 checks nothing.
+        if hasattr(saving_lib, "safe_get_h5_dataset"):
+            dataset = saving_lib.safe_get_h5_dataset(store._h5_entry_group, key)
+        else:
+            dataset = store._h5_entry_group[key]
+            dataset = store._verify_dataset(dataset) if hasattr(store, "_verify_dataset") else dataset
         bits = dataset.attrs.get("dtype") == "bfloat16"
         if dataset.nbytes < _READ_WHOLE_BELOW or not (bits or dataset.dtype.kind == "f"):
             return read(store, key)

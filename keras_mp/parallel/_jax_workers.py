@@ -37,13 +37,8 @@ def connect(
 ) -> None:
     """Connects this process with the others.
 
-    Args:
-        addresses: `host:port` of each; on the first one JAX's coordination service is to listen.
-        index: the number of this process among them.
-        gpus: the numbers of the visible GPUs that this process takes; all by default.
-        silence_seconds: the seconds after which the kit ends a training of which one process is silent.
-        join_seconds: the seconds that the rendezvous waits for all; then JAX aborts this process.
-        on_lost: a function that is called where the first process does not answer.
+    The arguments are those of `_tensorflow`. On the first address JAX's coordination service is to listen; after
+    `join_seconds` JAX aborts this process; `on_lost` is called where the first process does not answer.
 
     Raises:
         RuntimeError: JAX has computed something already, and can no longer be connected.
@@ -86,7 +81,7 @@ def connect(
 
 
 def store_put(key: str, text: str) -> None:
-    """Writes a text where all processes can read it; one that is there stays."""
+    """Writes a text for all, unless one is there."""
     client: Any = distributed.global_state.client
     try:
         client.key_value_set(f"keras_mp/{key}", text)
@@ -96,16 +91,15 @@ def store_put(key: str, text: str) -> None:
 
 
 def store_get(key: str) -> str:
-    """Reads a text, and waits until a process has written it."""
+    """Reads a text, once a process has written it."""
     client: Any = distributed.global_state.client
     return str(client.blocking_key_value_get(f"keras_mp/{key}", 2**40))
 
 
 def silent_processes(count: int, silence_seconds: float) -> list[int]:
-    """Says that this process lives; to be called once a second.
+    """Says that this process lives; the first lists the silent.
 
-    Returns:
-        Those of which nothing was heard for some seconds, on the first process; the others do not ask.
+    To be called once a second. Silent is one of which nothing was heard for some seconds.
     """
     now, own, client = time.monotonic(), distributed.global_state.process_id, cast(Any, distributed.global_state.client)
     client.key_value_set(f"keras_mp/beat/{own}", str(now), allow_overwrite=True)
@@ -122,11 +116,9 @@ def silent_processes(count: int, silence_seconds: float) -> list[int]:
 
 
 def stops_after(step: int, stop: bool) -> bool:
-    """Whether all processes stop after a step; one that wants to, or gets SIGTERM, takes the others with it.
+    """Tells whether all stop after a step; all call it.
 
-    Args:
-        step: the number of the step; all must call this at every one.
-        stop: whether this process wants to stop.
+    One that wants to stop, or gets SIGTERM, takes the others with it.
     """
     from jax.experimental import multihost_utils  # not above, because Keras does not import it
 
@@ -137,18 +129,19 @@ def stops_after(step: int, stop: bool) -> bool:
 
 
 def disconnect() -> None:
-    """Ends the connection; all must call it. A process that exits would wait five minutes for the others."""
+    """Ends the connection; all must call it."""
+    # A process that exits without it would wait five minutes for the others.
     jax.distributed.shutdown()
 
 
 def is_engine_error(error: BaseException) -> bool:
-    """Whether a step may have raised it because another process is gone."""
+    """Tells whether an error may come of a lost process."""
     # Gloo, which sums between processes on a CPU, reports a broken connection as a ValueError.
     return isinstance(error, ENGINE_ERRORS) or (isinstance(error, ValueError) and "Gloo" in str(error))
 
 
 def shards_input(now: bool | None = None) -> bool:
-    """Whether each process feeds its shard of a batch, its own rows, or all of it; sets it where that is given."""
+    """Tells, or sets, whether each process feeds its own rows."""
     if now is not None:
         _shards_input[0] = now
     return _shards_input[0]

@@ -64,19 +64,12 @@ def is_spread(model: keras.Model) -> bool:
 
 
 def tpu_coordinates(names: Sequence[str]) -> tuple[str, list[tuple[int, ...]]] | None:
-    """Returns None: on TensorFlow each device has all weights, and no sum of parts."""
+    """Returns None: each device has all weights."""
 
 
 @contextmanager
 def parallel_scope(plan: Any) -> Iterator[Any]:
-    """A scope in which models are built, compiled and trained over the devices of a plan.
-
-    Args:
-        plan: a `keras_mp.parallel.plan.Plan`.
-
-    Yields:
-        The strategy.
-    """
+    """Scope in which a model trains over a plan's devices."""
     if (together := connected()) is not None:
         if plan.reduce_dtype != "float32":
             raise ValueError(f"reduce_dtype={plan.reduce_dtype!r}: TensorFlow sums over processes in float32 alone")
@@ -89,7 +82,7 @@ def parallel_scope(plan: Any) -> Iterator[Any]:
 
 
 def _make_function(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes Keras's function of an iterator, for training and for tests."""
+    """Makes Keras's function of an iterator over batches."""
 
     def make(model: keras.Model, step: Callable[..., Any]) -> Callable[..., Any]:
         strategy = model.distribute_strategy
@@ -133,7 +126,7 @@ _strategy: list[Any] = []
 
 
 class WorkerReplicas(OnReplicas, tf.distribute.MultiWorkerMirroredStrategy):
-    """The replicas of all processes: each draws random numbers of its own, and counts by the rows that it has."""
+    """Replicas of all processes, with own draws and row counts."""
 
 
 def connect(
@@ -150,7 +143,7 @@ def connect(
         addresses: `host:port` of each, where TensorFlow is to listen.
         index: the number of this process among them.
         gpus: the numbers of the visible GPUs that this process takes; all by default.
-        silence_seconds: the seconds after which a process that sends no heartbeat is lost.
+        silence_seconds: the seconds after which a process that is silent is lost.
         join_seconds: the seconds that the rendezvous waits for all; then an error names who is missing.
         on_lost: an argument that is JAX's alone.
 
@@ -200,7 +193,7 @@ def connected() -> Any:
 
 
 def store_put(key: str, text: str) -> None:
-    """Writes a text where all processes can read it; one that is there stays."""
+    """Writes a text for all, unless one is there."""
     try:
         context().set_config_key_value(f"keras_mp/{key}", text)
     except tf.errors.AlreadyExistsError:
@@ -208,15 +201,14 @@ def store_put(key: str, text: str) -> None:
 
 
 def store_get(key: str) -> str:
-    """Reads a text, and waits until a process has written it."""
+    """Reads a text, once a process has written it."""
     return str(context().get_config_key_value(f"keras_mp/{key}"))
 
 
 def silent_processes(count: int, silence_seconds: float) -> list[int]:
-    """Asks the coordination service of the first process which ones it does not hear.
+    """Lists the processes that the first one does not hear.
 
-    Returns:
-        Those of which nothing was heard for some seconds, on the first process. The others only wait for an answer.
+    On the first process; the others only wait for an answer.
     """
     if _strategy[-1].cluster_resolver.task_id:
         store_get("lives")  # the question below would hold all threads of this process while the first one is stopped
@@ -236,5 +228,5 @@ def disconnect() -> None:
 
 
 def is_engine_error(error: BaseException) -> bool:
-    """Whether a step may have raised it because another process is gone."""
+    """Tells whether an error may come of a lost process."""
     return isinstance(error, ENGINE_ERRORS)

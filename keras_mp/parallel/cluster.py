@@ -8,7 +8,6 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 SLURM_FIRST_PORT, SLURM_PORTS = 20000, 20000
 TPU_PORT = 20000
@@ -38,7 +37,7 @@ class Cluster:
         return f"worker {index} ({self.addresses[index]})"
 
     def own_gpus(self, visible: str | None) -> list[int] | None:
-        """Tells which of the GPUs of its machine this process takes, where several processes share the machine.
+        """Numbers the GPUs of its machine that this process takes.
 
         Args:
             visible: the value of this process's variable CUDA_VISIBLE_DEVICES.
@@ -103,25 +102,22 @@ def split_address(address: str) -> tuple[str, int]:
 def _from_tf_config(text: str) -> Cluster:
     try:
         config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ClusterError(f"TF_CONFIG is not JSON ({error}): it must look like {TF_CONFIG_LOOKS}") from None
-    cluster, task = _dict(config, "cluster"), _dict(config, "task")
-    if unknown := sorted(set(cluster) - {"chief", "worker"}):
-        raise ClusterError(
-            f"TF_CONFIG: cluster holds {', '.join(unknown)}; only chief and worker can train together here"
+        cluster, kind, index = config["cluster"], config["task"]["type"], config["task"]["index"]
+        lists = [cluster.get("chief", []), cluster.get("worker", [])]
+        right = (
+            set(cluster) <= {"chief", "worker"}
+            and all(isinstance(addresses, list) and all(isinstance(a, str) for a in addresses) for addresses in lists)
+            and type(index) is int
+            and 0 <= index < len(cluster[kind])
         )
-    chiefs, workers = (cluster.get(kind, []) for kind in ("chief", "worker"))
-    for kind, addresses in (("chief", chiefs), ("worker", workers)):
-        if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
-            raise ClusterError(f"TF_CONFIG: cluster.{kind} must be a list of 'host:port', got {addresses!r}")
-    if not chiefs and not workers:
-        raise ClusterError(f"TF_CONFIG: cluster.worker lists no worker: it must look like {TF_CONFIG_LOOKS}")
-    kind, index = str(task.get("type")), task.get("index")
-    if kind not in ("chief", "worker") or not isinstance(index, int) or isinstance(index, bool):
-        raise ClusterError(f"TF_CONFIG: task must have a type, chief or worker, and an index, got {task!r}")
-    own = chiefs if kind == "chief" else workers
-    if not 0 <= index < len(own):
-        raise ClusterError(f"TF_CONFIG: task.index is {index}, and cluster.{kind} has {len(own)} entries")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        right = False
+    if not right:
+        raise ClusterError(
+            f"TF_CONFIG must look like {TF_CONFIG_LOOKS}, where only chief and worker train together and the index is "
+            f"that of this process in its list, got {text}"
+        )
+    chiefs, workers = lists
     return _checked((*chiefs, *workers), index + (len(chiefs) if kind == "worker" else 0), "TF_CONFIG")
 
 
@@ -164,7 +160,7 @@ def _from_tpu(environment: Mapping[str, str]) -> Cluster:
 
 
 def expand_node_list(text: str) -> list[str]:
-    """Writes SLURM's short form of node names out: `a[01-03,7],b` is a01, a02, a03, a7, b."""
+    """Writes node names out: `a[01-02,7]` is a01, a02, a7."""
     nodes: list[str] = []
     for part in re.findall(r"[^,\[]+(?:\[[^\]]*\])?[^,\[]*", text):
         match = re.fullmatch(r"(.*?)\[([^\]]*)\](.*)", part)
@@ -179,7 +175,7 @@ def expand_node_list(text: str) -> list[str]:
 
 
 def expand_task_counts(text: str) -> list[int]:
-    """Writes SLURM's short form of counts out: `2(x3),1` is 2, 2, 2, 1."""
+    """Writes counts out: `2(x3),1` is 2, 2, 2, 1."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -213,10 +209,3 @@ def _own_index(addresses: tuple[str, ...]) -> int:
             "this process is with --host-index, counted from 0"
         )
     return here[0]
-
-
-def _dict(config: Any, key: str) -> dict[str, Any]:
-    value = config.get(key) if isinstance(config, dict) else None
-    if not isinstance(value, dict):
-        raise ClusterError(f"TF_CONFIG has no {key}: it must look like {TF_CONFIG_LOOKS}")
-    return value

@@ -27,13 +27,14 @@ class LostWorkerError(RuntimeError):
 
 
 def end_process(message: str) -> None:
-    """Ends this process at once. A collective that waits for a process which is gone cannot be interrupted."""
+    """Ends this process at once."""
+    # A collective that waits for a process which is gone cannot be interrupted.
     print(f"\nerror: {message}", file=sys.stderr, flush=True)
     os._exit(1)
 
 
 class Coordinator:
-    """Compares and shares values of all processes, and watches over them.
+    """Compares and shares values of processes, and watches them.
 
     All is in the key-value store of the engine's own coordination service, `jax.distributed` or that of TensorFlow.
 
@@ -86,10 +87,9 @@ class Coordinator:
             thread.start()
 
     def agree(self, name: str, value: Any) -> None:
-        """Makes sure that all processes have the same value; all must call it, in the same order.
+        """Checks that all processes have the same value, JSON's.
 
-        Args:
-            value: anything that JSON can hold; a dict is compared key by key.
+        All must call it, in the same order. A dict is compared key by key.
 
         Raises:
             ClusterError: on all of them, where one differs; names it and the difference.
@@ -107,18 +107,11 @@ class Coordinator:
             raise ClusterError(f"the workers differ from worker 0 in {name}:{text}")
 
     def any(self, flag: bool) -> bool:
-        """Tells whether the flag is set on any process; all must call it, in the same order."""
+        """Tells whether any process sets a flag; all call it."""
         return bool(self._judged(bool(flag), any))
 
     def from_first(self, value: Any) -> Any:
-        """Gives all processes the value that the first one has; all must call it.
-
-        Args:
-            value: anything that JSON can hold; only the value of the first process counts.
-
-        Returns:
-            The first one's value.
-        """
+        """Gives all processes the first one's value; all call it."""
         self._count()
         if self.cluster.index:
             return json.loads(engine.store_get(str(self.calls)))
@@ -126,7 +119,7 @@ class Coordinator:
         return value
 
     def begin_step(self, stop: bool) -> bool:
-        """Counts a step of the training; all must call it before each.
+        """Counts a step; all must call it before each.
 
         Args:
             stop: whether this process wants to stop after a step that is soon.
@@ -139,7 +132,7 @@ class Coordinator:
         return engine.stops_after(self.steps, stop)
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Waits until all leave; where this process has failed, the others are told, and end."""
+        """Waits until all leave; after an error tells them."""
         if self._leaving.is_set():
             return
         self._leaving.set()
@@ -165,7 +158,7 @@ class Coordinator:
             engine.disconnect()
 
     def who_is_lost(self, error: BaseException) -> str:
-        """Names the processes that an engine's error says are lost; empty where it names none."""
+        """Names the processes that an engine's error says are lost."""
         # TensorFlow's list of those that it does not hear, without the process from which this one learnt of it.
         listed = re.search(r"unhealthy.*\n((?:\S*/task:\d+\n)+)", str(error))
         numbers = re.findall(r"/task:(\d+)\b", listed[1] if listed else str(error))
@@ -173,7 +166,7 @@ class Coordinator:
         return ", ".join(self.cluster.name(index) for index in indices if index < len(self.cluster.addresses))
 
     def lose(self, text: str) -> None:
-        """Tells all processes that one is lost, and ends this one."""
+        """Tells all that a process is lost, and ends this."""
         if not self._over.is_set():
             try:
                 engine.store_put("lost", text)
@@ -182,7 +175,7 @@ class Coordinator:
             self._end(text)
 
     def _judged(self, value: Any, judge: Callable[[list[Any]], Any]) -> Any:
-        """Gives all processes what the first one says of the values of all."""
+        """Gives all processes what the first says of their values."""
         self._count()
         key = str(self.calls)
         if self.cluster.index:
@@ -269,11 +262,7 @@ class Coordinator:
 
 
 def differing_keys(one: Any, other: Any, path: str = "") -> list[str]:
-    """Says in which keys two values that JSON can hold differ.
-
-    Returns:
-        A line for each: `key: 1 here, 2 there`; one and other stand for worker 0 and the other.
-    """
+    """Says in which keys two values differ, a line each."""
     if isinstance(one, dict) and isinstance(other, dict):
         lines = []
         for key in dict.fromkeys([*one, *other]):

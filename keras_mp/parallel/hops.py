@@ -38,7 +38,9 @@ _OF_OTHER_AXES = {"v5e:16x16": (4, 4, 4, 4)}
 
 
 class Hops(NamedTuple):
-    """The numbers of devices that are summed over one after the other; empty where all are at once.
+    """Numbers of devices that are summed over one by one.
+
+    Empty where all are at once.
 
     Attributes:
         first: the hops of arrays that are split along their first axis.
@@ -50,11 +52,7 @@ class Hops(NamedTuple):
 
 
 def hops_of(topology: str) -> Hops:
-    """The hops of a slice.
-
-    Args:
-        topology: the name that libtpu has for the slice, such as "v5e:4x4".
-    """
+    """Looks up the hops of a slice by libtpu's name."""
     first = HOPS.get(topology, ())
     return Hops(first, _OF_OTHER_AXES.get(topology, first))
 
@@ -70,7 +68,12 @@ def in_hops(names: Sequence[str], kind: str, places: Sequence[Place]) -> tuple[t
         The names in the order of the coordinates, of which the first counts least, and the hops; the names as they
         are, and no hops, where these devices need none or are no whole slice.
     """
-    hops = hops_of(_topology(kind, places))
+    chip = identify_chip(kind)
+    extents = [1 + max(along) for along in zip(*places, strict=True)]
+    whole = sorted(places) == list(itertools.product(*map(range, extents)))
+    hops = Hops()
+    if whole and chip is not None and isinstance(chip.compiler, TpuSlices):
+        hops = hops_of(f"{chip.compiler.family}:{'x'.join(map(str, extents[: chip.compiler.dimensions]))}")
     if not hops.first:
         return tuple(names), hops
     place_of = dict(zip(names, places, strict=True))
@@ -78,7 +81,7 @@ def in_hops(names: Sequence[str], kind: str, places: Sequence[Place]) -> tuple[t
 
 
 def groups_of(hops: Sequence[int]) -> list[list[list[int]]]:
-    """The groups of devices of each sum, by their numbers on the mesh.
+    """Groups devices for each sum, by their numbers.
 
     Device `i * hops[1] + j` of two hops gets part `j` of part `i`, as of a sum over all at once.
 
@@ -90,13 +93,3 @@ def groups_of(hops: Sequence[int]) -> list[list[list[int]]]:
         outer, inner = math.prod(hops[:place]), math.prod(hops[place + 1 :])
         made.append([[(a * size + k) * inner + b for k in range(size)] for a in range(outer) for b in range(inner)])
     return made
-
-
-def _topology(kind: str, places: Sequence[Place]) -> str:
-    chip = identify_chip(kind)
-    if chip is None or not isinstance(chip.compiler, TpuSlices):
-        return ""
-    extents = [1 + max(along) for along in zip(*places, strict=True)]
-    if sorted(places) != list(itertools.product(*map(range, extents))):
-        return ""
-    return f"{chip.compiler.family}:{'x'.join(map(str, extents[: chip.compiler.dimensions]))}"

@@ -4,52 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
-
-import keras
 
 from keras_mp.parallel.hops import Hops, groups_of, hops_of
-from keras_mp.precision.formats import E4M3, scale_and_cast, scale_to
 from keras_mp.system.one_of import one_of
 
-# Weights that are gathered in one byte: E4M3 with a scale for each row.
-
 LEAST_LENGTH = 32
-"""Shorter rows stay as they are: the scale of a row has four bytes."""
-
-
-class Rows:
-    """Quantizes the rows of a weight, along its last axis.
-
-        amax  = max |x| of the row
-        scale = 2^floor(log2 min(448 / amax, 2^126))        1 where amax is 0, infinite or NaN
-        codes = cast(x . scale)                             x = codes / scale
-
-    A scale is a power of two, so that scaling rounds nothing, and codes / scale is exact in bfloat16.
-    """
-
-    def quantize(self, x: Any, largest: Callable[[Any], Any] | None) -> tuple[Any, Any]:
-        """The codes of rows, and their scales.
-
-        Args:
-            x: floats of two or more axes.
-            largest: a function from this device's largest magnitudes to the largest over all devices that have a part
-                of a row; None where rows are whole.
-
-        Returns:
-            E4M3 of x's shape; and float32 of that shape without the last axis, which a TPU would pad to 128.
-        """
-        amax = keras.ops.cast(keras.ops.max(keras.ops.abs(x), axis=-1), "float32")
-        amax = amax if largest is None else largest(amax)
-        scales = scale_to(E4M3.max, amax, power_of_two=True)
-        return scale_and_cast(x, E4M3, scales[..., None]), scales
-
-    def dequantize(self, codes: Any, scales: Any) -> Any:
-        """The numbers of codes: float32."""
-        return keras.ops.cast(codes, "float32") * (1.0 / scales)[..., None]
-
+"""Shorter rows are not gathered in 8 bits: the scale of a row has four bytes."""
 
 Rules = tuple[tuple[str, tuple[str | None, ...]], ...]
 
@@ -90,13 +52,13 @@ class Plan:
     hops: Hops = Hops()
     gather_dtype: str = "compute"
 
-    def rows_of(self, shape: tuple[int, ...], dtype: str) -> Rows | None:
-        """How a weight that a layer may read in fewer bits is quantized to be gathered; None where it is not."""
+    def in_8_bits(self, shape: tuple[int, ...], dtype: str) -> bool:
+        """Tells whether such a weight is gathered in E4M3."""
         long = len(shape) > 1 and shape[-1] >= LEAST_LENGTH
-        return Rows() if self.gather_dtype == "float8" and long and dtype in _WIDE_FLOATS else None
+        return self.gather_dtype == "float8" and long and dtype in _WIDE_FLOATS
 
     def groups(self, axis: int) -> list[list[list[int]]]:
-        """The groups of devices of each sum of the gradient of a weight that is split along an axis."""
+        """Groups the devices of each sum of a gradient."""
         return groups_of(self.hops.first if axis == 0 else self.hops.other)
 
     @property
@@ -106,7 +68,7 @@ class Plan:
 
     @property
     def replicas(self) -> int:
-        """Over how many devices the rows of a batch are split."""
+        """Number of devices over which a batch is split."""
         return self.shape[0]
 
     @property
@@ -121,11 +83,11 @@ class Plan:
 
     @property
     def rules_in_force(self) -> Rules:
-        """The plan's own rules, or those of the models that were built in its scope."""
+        """Its own rules, or those of models in its scope."""
         return tuple(self.declared) if self.rules is None else self.rules
 
     def axes_of(self, path: str, shape: tuple[int, ...], dtype: str) -> tuple[str | None, ...]:
-        """Says which axis of a variable is split over which axis of the mesh.
+        """Says which axes of a variable are split.
 
         "fully_sharded" splits the first axis that the devices divide; "tensor" follows the rules. A slot of an
         optimizer lies as its variable does, because its shape is the same and its path holds the variable's; the scales
@@ -157,11 +119,7 @@ class Plan:
         return tuple(axes)
 
     def check_rows(self, rows: int) -> None:
-        """Checks that the devices divide a batch.
-
-        Raises:
-            ValueError: If they do not.
-        """
+        """Raises a ValueError where devices do not divide a batch."""
         if rows % self.replicas:
             raise ValueError(
                 f"a batch of {rows} rows cannot be divided by {self.replicas} devices: make its rows (batch_size in "
@@ -170,11 +128,7 @@ class Plan:
             )
 
     def check_matched(self, matched: bool) -> None:
-        """Checks that a tensor-parallel model has a weight that is split.
-
-        Raises:
-            ValueError: If there is none.
-        """
+        """Raises a ValueError where "tensor" splits no weight."""
         if self.strategy != "tensor" or matched:
             return
         if not self.rules_in_force:
@@ -191,11 +145,7 @@ class Plan:
         )
 
     def check_dtypes(self, dtypes: Iterable[str]) -> None:
-        """Checks that the devices compute in the dtypes of a model's layers.
-
-        Raises:
-            ValueError: For float16 on a TPU.
-        """
+        """Raises a ValueError for float16 on a TPU."""
         if "float16" in set(dtypes) and any(name.lower().startswith("tpu") for name in self.devices):
             raise ValueError(FLOAT16_ON_TPU)
 

@@ -71,7 +71,7 @@ def tensor_rules(rules: Rules) -> Callable[[Build], Build]:
 
 @contextmanager
 def takes_rules(plan: Plan) -> Iterator[None]:
-    """A scope in which a plan takes the rules of the models that are built."""
+    """Scope in which a plan takes new models' rules."""
     _scopes.append(plan)
     try:
         yield
@@ -80,7 +80,7 @@ def takes_rules(plan: Plan) -> Iterator[None]:
 
 
 def with_rules_of(plan: Plan, model: keras.Model) -> Plan:
-    """A plan with the rules of a built model and of the models in it, where its caller gave none.
+    """Gives a plan without rules those of a built model.
 
     Raises:
         ValueError: no weight of the model would be split.
@@ -96,11 +96,7 @@ def with_rules_of(plan: Plan, model: keras.Model) -> Plan:
 
 
 def check_rules(rules: Rules) -> None:
-    """Checks rules.
-
-    Raises:
-        ValueError: names the one that is none.
-    """
+    """Raises a ValueError that names the rule which is none."""
     for rule in rules:
         try:
             pattern, axes = rule
@@ -115,13 +111,10 @@ def check_rules(rules: Rules) -> None:
 
 
 def rules_of_layout_map(layout_map_of: LayoutMapOf, plan: Plan) -> Rules:
-    """The rules of a backbone's own layout map, for its weights and their slots in an optimizer.
-
-    Args:
-        layout_map_of: the method `get_layout_map` of a KerasHub backbone; it is given a mesh and the names of its axes.
+    """Makes rules of the layout map of a KerasHub backbone.
 
     Raises:
-        ValueError: it returns something else.
+        ValueError: `layout_map_of` returns something else.
     """
     mesh = keras.distribution.DeviceMesh(plan.shape, list(plan.axes), list(plan.devices))
     batch, model = AXES

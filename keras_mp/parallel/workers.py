@@ -55,10 +55,15 @@ def join(
     coordinator = Coordinator(cluster, **options)
     _joined.append(coordinator)
     try:
-        coordinator.agree("versions", _versions())
-        coordinator.agree("code", _code([_program_folder(), *code]))
+        python = {"python": platform.python_version(), "backend": keras.backend.backend()}
+        coordinator.agree("versions", python | installed(PACKAGES))
+        coordinator.agree("code", _code([Path(sys.path[0] or os.getcwd()), *code]))
         coordinator.agree("settings", dict(settings or {}))
-        _agree_on_seed(coordinator)
+        if keras.backend.backend() == "jax":  # where a variable's initial value must be the same on all
+            own = get_random_seed()
+            seed = coordinator.from_first(secrets.randbelow(2**32) if own is None else own)
+            if own is None:
+                keras.utils.set_random_seed(seed)
         coordinator.calls_of_join = coordinator.calls
         yield
         coordinator.leave()
@@ -72,15 +77,6 @@ def join(
         raise
     finally:
         _joined.pop()
-
-
-def _agree_on_seed(coordinator: Coordinator) -> None:
-    """Gives JAX's processes, where a variable's initial value must be the same on all, one seed if they have none."""
-    own = get_random_seed()
-    if keras.backend.backend() == "jax":
-        seed = coordinator.from_first(secrets.randbelow(2**32) if own is None else own)
-        if own is None:
-            keras.utils.set_random_seed(seed)
 
 
 def count() -> int:
@@ -99,7 +95,7 @@ def is_first() -> bool:
 
 
 def agree(name: str, value: Any) -> None:
-    """Makes sure that all processes have the same value; see `Coordinator.agree`. Nothing to do for a process alone."""
+    """Checks that all processes have the same value."""
     if _joined:
         _joined[-1].agree(name, value)
 
@@ -116,25 +112,17 @@ def begin_step(stop: bool) -> bool:
 
 
 def any_process(flag: bool) -> bool:
-    """Tells whether the flag is set on any process; all must call it."""
+    """Tells whether any process sets a flag; all call it."""
     return _joined[-1].any(flag) if _joined else flag
 
 
 def from_first(value: Any) -> Any:
-    """Gives all processes the value that the first one has; it must be one that JSON can hold."""
+    """Gives all processes the first one's value, JSON's."""
     return _joined[-1].from_first(value) if _joined else value
 
 
-def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), "backend": keras.backend.backend(), **installed(PACKAGES)}
-
-
-def _program_folder() -> Path:
-    return Path(sys.path[0] or os.getcwd())
-
-
 def _code(folders: Sequence[Path]) -> dict[str, str]:
-    """A digest of each source file that a training is likely to run: the kit, what lies in the folders, the program."""
+    """Digests the sources of kit, folders and program."""
     digests: dict[str, str] = {}
     for name, source in _imported_from(folders).items():
         if source.is_dir():
@@ -148,7 +136,7 @@ def _code(folders: Sequence[Path]) -> dict[str, str]:
 
 
 def _imported_from(folders: Sequence[Path]) -> dict[str, Path]:
-    """The kit and the packages and modules that were imported from some folders, by name: folders and .py files."""
+    """Lists the kit, and what was imported from some folders."""
     inside = {folder.resolve() for folder in folders}
     sources = {"keras_mp": Path(__file__).parents[1]}
     for name, module in sorted(sys.modules.items()):

@@ -22,7 +22,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def write_text(text: str, path: Path) -> Path:
-    """Writes a file beside its place, then moves it there, and returns the path."""
+    """Writes a file beside its place, then moves it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
@@ -31,7 +31,7 @@ def write_text(text: str, path: Path) -> Path:
 
 @contextmanager
 def parents_made(path: Path) -> Iterator[None]:
-    """Makes the folders that a path is in, and removes those that it made when the block does not end well."""
+    """Makes a path's folders; removes them after an error."""
     missing = [folder for folder in path.absolute().parents if not folder.exists()]
     path.absolute().parent.mkdir(parents=True, exist_ok=True)
     try:

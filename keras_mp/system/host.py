@@ -51,13 +51,13 @@ def _sysctl_flags(printed: str) -> frozenset[str]:
 
 
 def cpu_name() -> str:
-    """Names the processor: "AMD EPYC 9654", or the machine type where the system does not tell."""
+    """Names the processor or the machine type: "AMD EPYC 9654"."""
     _, _, brand = _sysctl("machdep.cpu.brand_string").partition(":")
     return _cpuinfo("model name") or brand.strip() or platform.processor() or platform.machine()
 
 
 def cpu_flags() -> frozenset[str]:
-    """Lists the instruction sets of the processor, in Linux's spelling ("avx512_bf16", on Arm "bf16").
+    """Lists instruction sets as Linux does: "avx512_bf16", on Arm "bf16".
 
     Returns:
         The flags; empty where this system does not tell (Windows).
@@ -69,7 +69,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def peak_process_bytes() -> int | None:
-    """Measures the most memory that this process has held so far (its peak resident set).
+    """Measures this process's peak resident set.
 
     Returns:
         Bytes, or None where the system does not tell (Windows).
@@ -88,7 +88,7 @@ def peak_process_bytes() -> int | None:
 
 
 def resident_bytes(process: int | None = None) -> int | None:
-    """Measures the memory that a process holds now (its resident set).
+    """Measures a process's resident set.
 
     Args:
         process: the number of the process; by default this one.
@@ -123,7 +123,7 @@ def _kilobytes(path: Path, key: str) -> int | None:
 
 
 def available_bytes() -> int | None:
-    """Measures the memory that programs can still have without the system swapping.
+    """Measures the memory that is free without swapping.
 
     Returns:
         Bytes, or None where the system does not tell (anything but Linux).
@@ -135,7 +135,7 @@ def available_bytes() -> int | None:
 
 
 class Driver(NamedTuple):
-    """What a driver leaves on the file system, the accelerator, and the package that makes each backend see it."""
+    """Traces of a driver, its accelerator, and backends' packages."""
 
     traces: tuple[Path, ...]
     accelerator: str
@@ -154,13 +154,13 @@ DRIVERS = (
 
 
 def packages_for(backend: str) -> list[str]:
-    """The packages with which a backend sees the accelerators whose drivers are on this machine."""
+    """Lists packages by which a backend sees this machine's accelerators."""
     packages = [driver.package(backend) for driver in _here()]
     return [package for package in packages if package]
 
 
 def unseen_accelerators(backend: str, kind: str) -> list[str]:
-    """Names accelerators whose driver is here while the backend computes on a CPU, and says what to install.
+    """Names accelerators that the backend does not see.
 
     Args:
         backend: "tensorflow" or "jax".

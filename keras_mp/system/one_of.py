@@ -8,7 +8,7 @@ from typing import Any
 
 
 def one_of(name: str, value: Any, known: Iterable[str]) -> Any:
-    """Checks an argument that must be one of a few words.
+    """Checks an argument that is one of few words.
 
     Returns:
         The value.
@@ -23,7 +23,7 @@ def one_of(name: str, value: Any, known: Iterable[str]) -> Any:
 
 
 def did_you_mean(value: Any, known: Iterable[str], *spellings: str) -> str:
-    """The question whether a known word was meant that a value, or another spelling of it, is near; "" if none is."""
+    """Asks whether a near, known word was meant; "" without."""
     by_small = {word.lower(): word for word in known}
     texts = [str(value).lower(), *spellings]
     near = dict.fromkeys(word for text in texts for word in difflib.get_close_matches(text, by_small, n=1))

@@ -13,7 +13,7 @@ LIBRARIES = ("keras", "keras_mp")
 
 
 def package_of(thing: Any) -> str:
-    """The package that defines a class or a function, such as "keras"; empty where it does not say."""
+    """Names a class's or function's package, such as "keras"."""
     return (thing.__module__ or "").partition(".")[0]
 
 
@@ -37,7 +37,7 @@ def install_command(extra: str, *packages: str) -> str:
 
 
 def clone_folder() -> Path | None:
-    """The clone of the repository that this package is part of; None where it was installed as a wheel."""
+    """Returns the clone's folder; None of a wheel."""
     project = _HERE / "pyproject.toml"
     try:
         return _HERE if 'name = "keras-mp"' in project.read_text() else None
@@ -46,7 +46,7 @@ def clone_folder() -> Path | None:
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
-    """Looks up the versions of packages by the names that pip knows.
+    """Looks up the versions of packages by pip's names.
 
     Returns:
         The version of each package that is installed, by its name.

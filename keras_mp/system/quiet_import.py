@@ -16,7 +16,7 @@ _CHIPS = (*NVIDIA_DRIVER, "/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/accel0
 
 
 def import_keras() -> None:
-    """Imports Keras, and with it the backend, quietly; if that fails, what was written is shown.
+    """Imports Keras and its backend quietly.
 
     Raises:
         ImportError: as `import keras`; where the backend is not installed, the message says what to install.
@@ -41,20 +41,20 @@ def import_keras() -> None:
 
 
 def import_tensorflow() -> None:
-    """Imports TensorFlow quietly where it is installed: Keras on JAX does so when it first writes a layer's config."""
+    """Imports TensorFlow quietly, as Keras on JAX will."""
     if importlib.util.find_spec("tensorflow") is not None:
         with quiet_stderr():
             import tensorflow  # noqa: F401
 
 
 def has_chip() -> bool:
-    """Whether this machine may have an accelerator; elsewhere than on Linux nothing tells, and it may."""
+    """Tells whether this machine may have an accelerator."""
     return sys.platform != "linux" or any(Path(place).exists() for place in _CHIPS)
 
 
 @contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """Swallows what is written to the standard error; where an import fails within, it is shown after all."""
+    """Swallows the standard error, unless an import fails."""
     sys.stderr.flush()
     stderr = os.dup(2)
     with tempfile.TemporaryFile() as log:

@@ -26,13 +26,13 @@ _ROOMS_WITH_CLASSES = (
 
 
 def register_classes() -> None:
-    """Imports the classes that saved models name: Keras finds only classes registered by then."""
+    """Imports the classes that saved models name."""
     for name in _ROOMS_WITH_CLASSES:
         import_module(f"keras_mp.{name}")
 
 
 def register_with_keras() -> None:
-    """Registers the classes now, where Keras is imported, or as soon as it is."""
+    """Registers the classes once Keras is imported."""
     if "keras" in sys.modules:
         register_classes()
     elif not any(isinstance(finder, _AfterKeras) for finder in sys.meta_path):

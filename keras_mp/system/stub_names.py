@@ -16,7 +16,7 @@ from keras_mp.system.registration import register_classes
 
 
 def door(space: dict[str, Any], registers: bool = True) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Makes a module show the names that the stub beside it declares, each imported when it is first used.
+    """Makes a module import its stub's names when used.
 
     Args:
         space: the `globals()` of the module, which keep a name once it is imported.
@@ -52,7 +52,7 @@ def door(space: dict[str, Any], registers: bool = True) -> tuple[Callable[[str],
 
 
 def names_in_stub(path: Path) -> dict[str, str]:
-    """Reads a stub of lines `from module import name as name`.
+    """Reads the names and modules that a stub imports.
 
     Returns:
         The module of each name, in the order of the file.
@@ -62,7 +62,7 @@ def names_in_stub(path: Path) -> dict[str, str]:
 
 
 def load(module: str, name: str) -> Any:
-    """Imports a name of a module, or the submodule of that name.
+    """Imports a name or a submodule of a module.
 
     Raises:
         ImportError: the module has neither.

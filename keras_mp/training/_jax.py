@@ -11,7 +11,7 @@ from keras_mp.parallel._jax_workers import shards_input as shards_input
 
 
 def can_jit() -> bool:
-    """Returns True: JAX jits a step on any number of devices."""
+    """Returns True: JAX jits steps on several devices."""
     return True
 
 
@@ -24,5 +24,5 @@ def replica_values(variable: keras.Variable) -> None:
 
 
 def assign_replica_values(variable: keras.Variable, values: np.ndarray) -> None:
-    """Gives a variable the sum of what replicas on TensorFlow held of it."""
+    """Gives a variable the sum of TensorFlow's replicas."""
     variable.assign(values.sum(axis=0))

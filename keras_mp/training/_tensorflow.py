@@ -17,17 +17,17 @@ from keras_mp.parallel._tensorflow import connected
 
 
 def can_jit() -> bool:
-    """Whether a step can be jitted here: not on several replicas, which XLA's program for one device cannot reach."""
+    """Tells whether a step can be jitted: on one replica."""
     return tf.distribute.get_strategy().num_replicas_in_sync == 1
 
 
 class Steps(NamedTuple):
-    """What a loop over batches needs; all processes must call each of them together, but for `test`.
+    """Steps of a loop over batches, made by all together.
 
     Attributes:
         train: a function that makes a step with this process's rows of a batch, given whether it wants to stop; returns
             its own logs, and whether any process wants to stop.
-        test: a function that adds this process's rows of a test batch to the metrics.
+        test: a function that adds this process's rows of a test batch to the metrics, and waits for nobody.
         results: a function that returns the metrics over the rows of all processes.
     """
 
@@ -37,14 +37,7 @@ class Steps(NamedTuple):
 
 
 def steps_of(model: keras.Model) -> Steps:
-    """Makes the steps of a compiled model.
-
-    Args:
-        model: a model that was built and compiled in the strategy's scope.
-
-    Returns:
-        Its steps.
-    """
+    """Makes the steps of a model of the strategy's scope."""
     strategy = connected()
 
     def step(data: Any, stop: Any) -> Any:
@@ -75,17 +68,15 @@ def steps_of(model: keras.Model) -> Steps:
 
 
 def shards_input(now: bool | None = None) -> bool:
-    """Returns True, and sets nothing: here each process always feeds its shard of a batch, its own rows."""
+    """Returns True: each process always feeds its own rows."""
     return True
 
 
 def replica_values(variable: keras.Variable) -> np.ndarray | None:
-    """Reads what each replica holds of a variable whose value is a sum over them; all processes must call it.
+    """Reads each replica's part of a sum over them.
 
-    The sum itself would lose how it was made, and with it the last bit of what is added later.
-
-    Args:
-        variable: a Keras variable.
+    All processes must call it. The sum itself would lose how it was made, and with it the last bit of what is added
+    later.
 
     Returns:
         An array of shape (replicas, *shape of the variable); None for a variable that is the same on all.
@@ -100,11 +91,9 @@ def replica_values(variable: keras.Variable) -> np.ndarray | None:
 
 
 def assign_replica_values(variable: keras.Variable, values: np.ndarray) -> None:
-    """Gives each replica's part of a variable the value that `replica_values` read; where it has not as many, the sum.
+    """Gives replicas the parts that `replica_values` read.
 
-    Args:
-        variable: a Keras variable.
-        values: shape (replicas, *shape of the variable).
+    Where there are not as many replicas, the first one gets the sum.
     """
     held = variable._value
     if not isinstance(held, SyncOnReadVariable):
@@ -124,7 +113,7 @@ def assign_replica_values(variable: keras.Variable, values: np.ndarray) -> None:
 
 @tf.function(autograph=False)
 def _gather(strategy: Any, values: Any) -> Any:
-    """Gathers in one function: called outside of one, TensorFlow makes a new one each time, and warns of retracing."""
+    # One function: called outside of one, TensorFlow makes a new one each time, and warns of retracing.
     return strategy.gather(values, axis=0)
 
 

@@ -166,8 +166,8 @@ class Batches(keras.utils.PyDataset):
 
 
 def _builds_a_model() -> bool:
-    """Whether Keras reads a batch to build a model, and will begin the pass anew."""
-    # Private: a data set is not told what its batch is for.
+    """Tells whether Keras reads a batch to build a model."""
+    # Private: a data set is not told what its batch is for. After this one Keras begins the pass anew.
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "_symbolic_build":

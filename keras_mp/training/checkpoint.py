@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import json
 import os
 import random
 import shutil
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._model._initial_epoch = None
 
     def _check_read(self, batches: Batches) -> None:
-        """Sees that `fit` trains on the batches, in their order: a resumed training would get other data."""
+        """Checks that `fit` trains on the batches, in order."""
         if self._told:
             return
         if not batches.being_read:
@@ -263,8 +264,10 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         )
 
     def _check_settings(self, path: Path, manifest: dict[str, Any]) -> None:
-        was = {**manifest["settings"], **_of_data(manifest["data"])}
-        now = {**self.settings, **_of_data(self._data())}
+        was, now = (
+            settings | {f"data: {name}": value for name, value in data.items()}
+            for settings, data in ((manifest["settings"], manifest["data"]), (self.settings, self._data()))
+        )
         names = [name for name in dict.fromkeys([*was, *now]) if name not in self.ignore_settings]
         different = [name for name in names if was.get(name) != now.get(name)]
         if different and not self.force:
@@ -308,7 +311,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 pass
             return
         try:
-            write(path_of(self.folder, place), self._arrays(arrays, within_epoch=place.step > 0), manifest)
+            of_training = training_state.arrays(self.model, metrics=place.step > 0)
+            write(path_of(self.folder, place), itertools.chain(of_training, arrays.items()), manifest)
         except OSError as error:
             warnings.warn(
                 f"the checkpoint of {place} was not written ({error}); those before it are kept, and training goes on",
@@ -319,16 +323,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             if place_of(path) < place:
                 path.unlink(missing_ok=True)
 
-    def _arrays(self, more: dict[str, np.ndarray], within_epoch: bool) -> Iterator[tuple[str, np.ndarray]]:
-        yield from training_state.arrays(self.model, metrics=within_epoch)
-        yield from more.items()
-
     def _data(self) -> dict[str, Any]:
         return {} if self.batches is None else self.batches.signature()
-
-
-def _of_data(signature: dict[str, Any]) -> dict[str, Any]:
-    return {f"data: {name}": value for name, value in signature.items()}
 
 
 # What a training has changed in the plain attributes of a callback: counters, best values, histories.
@@ -337,12 +333,10 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def snapshot(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """Copies the attributes that are numbers, texts, arrays, or lists and dicts of such; not the settings.
+    """Copies plain attributes by name, but not the settings.
 
-    Settings are what has the name of an argument of `__init__`: some callbacks turn their sign as training begins.
-
-    Returns:
-        Copies of their values, by name.
+    Plain are numbers, texts, arrays, and lists and dicts of such. Settings are what has the name of an argument of
+    `__init__`: some callbacks turn their sign as training begins.
     """
     settings = {"params", *inspect.signature(type(callback).__init__).parameters}
     return {
@@ -353,12 +347,12 @@ def snapshot(callback: keras.callbacks.Callback) -> dict[str, Any]:
 
 
 def changed(callback: keras.callbacks.Callback, before: dict[str, Any]) -> dict[str, Any]:
-    """Returns the plain attributes that have other values than in a snapshot."""
+    """Returns the plain attributes that differ from a snapshot."""
     return {name: value for name, value in snapshot(callback).items() if not _same(value, before.get(name, before))}
 
 
 def to_json(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
-    """Turns a plain value into one that JSON can hold; arrays are put aside under names that begin with `name`."""
+    """Makes a plain value JSON's; puts arrays aside by name."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):

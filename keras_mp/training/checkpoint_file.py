@@ -21,7 +21,7 @@ _NAME = re.compile(r"epoch(\d{5,})-step(\d{8,})\.npz")
 
 
 class Place(NamedTuple):
-    """Where a training is: steps of an epoch that are done, both counted from 0; ordered by time."""
+    """Epoch and its steps that are done, from 0."""
 
     epoch: int
     step: int
@@ -50,10 +50,11 @@ def place_of(path: Path) -> Place:
 
 
 def write(path: Path, arrays: Iterable[tuple[str, np.ndarray]], manifest: dict[str, Any]) -> None:
-    """Writes a checkpoint beside its place, sees it onto the disk, and renames it.
+    """Writes a checkpoint beside its place, and renames it.
 
-    It is a NumPy .npz archive, whose members each carry a checksum, with the manifest as one more member. Dtypes that
-    NumPy does not know, such as bfloat16, are kept as unsigned integers, and by name in the manifest.
+    It is seen onto the disk before. It is a NumPy .npz archive, whose members each carry a checksum, with the manifest
+    as one more member. Dtypes that NumPy does not know, such as bfloat16, are kept as unsigned integers, and by name in
+    the manifest.
 
     Args:
         path: the path of the checkpoint; a file that is there is replaced.
@@ -70,11 +71,17 @@ def write(path: Path, arrays: Iterable[tuple[str, np.ndarray]], manifest: dict[s
                 for name, array in arrays:
                     dtypes[name] = array.dtype.name
                     with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                        np.lib.format.write_array(member, _as_numpy_knows(array), allow_pickle=False)
+                        known = array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
+                        np.lib.format.write_array(member, known, allow_pickle=False)
                 archive.writestr(_MANIFEST, json.dumps({**manifest, "format": FORMAT, "dtypes": dtypes}))
             file.flush()
             os.fsync(file.fileno())
-    _sync_folder(path.parent)
+    if hasattr(os, "O_DIRECTORY"):  # sees the new name onto the disk
+        descriptor = os.open(path.parent, os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 class CheckpointError(ValueError):
@@ -142,18 +149,3 @@ def remove_partial(folder: Path) -> None:
     """Removes what a process that was killed left half written."""
     for path in folder.glob(".partial-*.npz"):
         path.unlink(missing_ok=True)
-
-
-def _as_numpy_knows(array: np.ndarray) -> np.ndarray:
-    return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sees a new name onto the disk, where the system can."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return
-    descriptor = os.open(folder, os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

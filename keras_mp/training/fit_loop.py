@@ -81,9 +81,10 @@ def fit(
 
 
 class _Shares(keras.callbacks.Callback):
-    """Tells JAX that this process reads its rows of a training batch, and all rows of a test batch.
+    """Tells JAX which rows of a batch this process reads.
 
-    One process that wants to stop takes the others with it, after the same step. Put it last.
+    They are its own of a training batch, and all of a test batch. One process that wants to stop takes the others with
+    it, after the same step. Put it last.
     """
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -103,20 +104,14 @@ class _Shares(keras.callbacks.Callback):
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Raises a ValueError that names the first callback that the kit's loop does not know to work."""
+    """Checks that the kit's loop knows the callbacks to work."""
     for callback in callbacks:
-        if not isinstance(callback, SUPPORTED) and not _supports_multiprocess(callback):
+        if not (isinstance(callback, SUPPORTED) or getattr(callback, "supports_multiprocess", False)):
             names = ", ".join(supported.__name__ for supported in SUPPORTED)
             raise ValueError(
                 f"callbacks holds a {type(callback).__name__}, which is not supported when several processes train on "
                 f"TensorFlow. Supported: keras_mp's, {names}, and classes that define supports_multiprocess = True"
             )
-
-
-def _supports_multiprocess(callback: keras.callbacks.Callback) -> bool:
-    if hasattr(callback, "supports_multiprocess"):
-        return bool(callback.supports_multiprocess)
-    return False
 
 
 def _fit_together(

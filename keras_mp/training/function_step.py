@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import typing
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from keras_mp.training.training_recipe import parse
 def step_of_function(
     given: str, build: Callable[..., Any], options: Sequence[str], batch_size: int, length: int | None = None
 ) -> tuple[Any, tuple[Any, Any], bool]:
-    """Builds a model, on JAX without values, and makes the shapes of a batch for it.
+    """Builds a model and a batch's shapes.
 
     Args:
         given: the text that the user wrote: module:function.
@@ -54,22 +53,17 @@ def step_of_function(
     except TypeError as error:
         raise ValueError(f"{taken}: {error}") from error
     with backend.no_allocation():
-        model = _compiled(functools.partial(build, **config), taken)
+        model = build(**config)
+        if not isinstance(model, keras.Model):
+            raise ValueError(f"{taken}: build() must return a keras.Model, got {type(model).__name__}")
+        if calls_behind(model) is not None and not model.compiled:
+            model.compile(keras.optimizers.AdamW(), ChunkedCrossEntropy(), jit_compile=True)
     trains = bool(model.compiled and model.optimizer is not None)
     return model, shapes_of_step(model, batch_size, length, trains, "call keras_mp.inspect(build, batch)"), trains
 
 
-def _compiled(build: Callable[[], Any], taken: str) -> Any:
-    model = build()
-    if not isinstance(model, keras.Model):
-        raise ValueError(f"{taken}: build() must return a keras.Model, got {type(model).__name__}")
-    if calls_behind(model) is not None and not model.compiled:
-        model.compile(keras.optimizers.AdamW(), ChunkedCrossEntropy(), jit_compile=True)
-    return model
-
-
 def _options(given: str, build: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
-    """The function's arguments of types that an option can have: name, type and default."""
+    """Lists arguments that can be options: name, type and default."""
     try:
         hints = typing.get_type_hints(build)
     except NameError:  # of a type that is imported for type checkers alone

@@ -230,10 +230,10 @@ def _check_settings(
                 f"{name}={value!r} and optimizer={optimizer.name!r}, a LossScaleOptimizer with {name}={own!r}: give it "
                 "to the optimizer alone"
             )
-    if release_gradients and not optimizer.loss_scale.release_gradients:
+    if release_gradients and not optimizer.release_gradients:
         raise ValueError(
             f"release_gradients=True and optimizer={optimizer.name!r}, a LossScaleOptimizer with "
-            f"loss_scale={optimizer.loss_scale!r}: give it LossScale.none(release_gradients=True)"
+            "release_gradients=False: give it to the optimizer alone"
         )
 
 
@@ -384,7 +384,7 @@ def _optimizer(prepared: keras.Model) -> str:
     if optimizer is None:
         return f"{name}, loss not scaled: no layer computes in float16"
     states = optimizer.state_dtype
-    if optimizer.loss_scale.release_gradients:
+    if optimizer.release_gradients:
         place = " on the host" if optimizer.state_memory == "host" else ""
         return f"{name}, states in {states}{place}, gradients released"
     if any(map(is_narrow, prepared.trainable_variables)):

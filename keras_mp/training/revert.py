@@ -83,7 +83,7 @@ register_calls({"revert": lambda model, changes: revert(model, *changes)})
 
 
 def _exchange(model: keras.Model, name: str, optimizer: LossScaleOptimizer) -> None:
-    """Gives a model Keras's own optimizer in place of one of the kit's, with its state."""
+    """Puts Keras's own optimizer in place of the kit's."""
     scales = not isinstance(optimizer.loss_scale, NoLossScale)
     plain = fresh_optimizer(optimizer.inner_optimizer)
     new = plain

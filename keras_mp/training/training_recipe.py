@@ -25,7 +25,6 @@ import sys
 import textwrap
 import typing
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -126,7 +125,7 @@ class TrainingRecipe:
         return made[0], tuple(made[1])
 
     def check_can_be_measured(self, config: Any) -> None:
-        """Raises a ValueError if there is no function `step`, or no field `policy`, which a benchmark sets."""
+        """Checks that a benchmark can set a step's policy."""
         self._check_has_step()
         if not hasattr(config, "policy"):
             raise ValueError(
@@ -168,21 +167,16 @@ def _short(value: Any) -> str:
 def parse(
     options: Iterable[tuple[str, Any, Any]], arguments: Sequence[str], program: str, description: str
 ) -> dict[str, Any]:
-    """Reads a command line, as typer does for the commands of `keras-mp`.
+    """Reads a command line by typer, as `keras-mp` does.
 
-    An option `batch_size` is `--batch-size 64` or `--batch-size=64`; a boolean `export` is `--export` or `--no-export`.
     `--help` prints each option with its default and its text, and ends the command.
 
     Args:
         options: the name, the type, which may be `Annotated` with a help text, and the default of each option.
         arguments: the command line after the training recipe.
 
-    Returns:
-        The value of each option.
-
     Raises:
-        typer's errors of usage: an option is unknown (names the nearest), lacks its value, or has one of a wrong type;
-            the command that runs prints them, with the usage.
+        typer's errors of usage, which the command that runs prints.
     """
 
     def command(**values: Any) -> dict[str, Any]:
@@ -205,14 +199,13 @@ def parse(
     return values
 
 
-def find_recipe(given: str, folder: Path | None = None) -> TrainingRecipe:
+def find_recipe(given: str) -> TrainingRecipe:
     """Finds a training recipe and imports it.
 
     Args:
         given: the path of its file, `"mine/wide.py"`; or `"module:function"`, where `function` returns the config and
             `train` is in the same module (the path of a file may stand for the module); or a bare name, `"digits"`,
-            for the file `digits.py` of `folder`.
-        folder: the folder in which bare names are looked up; by default `recipes` in the current folder.
+            for the file `digits.py` of the folder `recipes` in the current one.
 
     Returns:
         The training recipe.
@@ -222,7 +215,6 @@ def find_recipe(given: str, folder: Path | None = None) -> TrainingRecipe:
         ValueError: there is no training recipe of that name, or the file is none; says what is right.
         ModuleNotFoundError: there is no such module.
     """
-    folder = FOLDER if folder is None else folder
     place, colon, function = given.rpartition(":")
     if given.endswith(".py"):
         return TrainingRecipe(given, _module(given, given), Path(given).stem)
@@ -230,17 +222,25 @@ def find_recipe(given: str, folder: Path | None = None) -> TrainingRecipe:
         if not place or not function:
             raise ValueError(f"training recipe {given!r} must have a name on both sides of the colon: module:function")
         return TrainingRecipe(given, _module(place, given), function)
-    path = folder / f"{given}.py"
-    if not path.is_file():
-        raise ValueError(_unknown(given, folder))
-    return TrainingRecipe(given, import_file(path), given)
+    path = FOLDER / f"{given}.py"
+    if path.is_file():
+        return TrainingRecipe(given, import_file(path), given)
+    if known := list(recipes_in()):
+        raise ValueError(
+            f"unknown training recipe {given!r}.{did_you_mean(given, known)} Known: {', '.join(known)}; "
+            "or the path of a .py file, or module:function"
+        )
+    raise ValueError(
+        f"unknown training recipe {given!r}: there is no file {str(FOLDER.absolute() / given)}.py. {WHAT}. {WHERE}; "
+        "your own is given as the path of its file, or as module:function"
+    )
 
 
 def find_model_function(given: str) -> Callable[..., Any] | None:
-    """The function of `"module:function"` where the module defines no `train`: it builds a model, and is no recipe.
+    """Finds a function that builds a model, by `"module:function"`.
 
     Returns:
-        The function; None for anything else that a user may give.
+        The function; None where its module defines `train`, as a recipe does, and for anything else that is given.
 
     Raises:
         FileNotFoundError, ModuleNotFoundError: there is no such file or module.
@@ -253,16 +253,14 @@ def find_model_function(given: str) -> Callable[..., Any] | None:
     return build if callable(build) and not hasattr(module, "train") else None
 
 
-def recipes_in(folder: Path | None = None) -> dict[str, str]:
-    """Lists the training recipes of a folder: each file that defines a function of its own name.
+def recipes_in() -> dict[str, str]:
+    """Lists the recipes of `recipes/`, each with a line.
 
-    A file that is no Python is left out: it says what is wrong with it when it is run.
-
-    Returns:
-        The first line of each one's docstring, by its name; empty where there is no such folder.
+    Recipes are the files that define a function of their own name. A file that is no Python is left out: it says what
+    is wrong with it when it is run.
     """
     recipes = {}
-    for path in sorted((FOLDER if folder is None else folder).glob("*.py")):
+    for path in sorted(FOLDER.glob("*.py")):
         try:
             tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError):
@@ -273,7 +271,7 @@ def recipes_in(folder: Path | None = None) -> dict[str, str]:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Imports a Python file, as part of its package where it is in one.
+    """Imports a Python file, also one inside of a package.
 
     What lies beside it, or beside its package, can be imported by it.
     """
@@ -288,18 +286,6 @@ def import_file(path: Path) -> ModuleType:
         specification = None
     if specification is not None and specification.origin and Path(specification.origin).resolve() == path:
         return importlib.import_module(name)
-    return _import_by_place(path)
-
-
-def module_name(path: Path) -> tuple[str, Path]:
-    """The name of a file as a module, and the folder from which it is imported by that name."""
-    parts, root = [path.stem], path.parent
-    while (root / "__init__.py").is_file():
-        parts, root = [root.name, *parts], root.parent
-    return ".".join(parts), root
-
-
-def _import_by_place(path: Path) -> ModuleType:
     specification = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
     assert specification is not None and specification.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(specification)
@@ -311,6 +297,14 @@ def _import_by_place(path: Path) -> ModuleType:
         del sys.modules[module.__name__]
         raise
     return module
+
+
+def module_name(path: Path) -> tuple[str, Path]:
+    """Returns a file's module name and its package's folder."""
+    parts, root = [path.stem], path.parent
+    while (root / "__init__.py").is_file():
+        parts, root = [root.name, *parts], root.parent
+    return ".".join(parts), root
 
 
 def _module(place: str, given: str) -> ModuleType:
@@ -328,26 +322,12 @@ def _module(place: str, given: str) -> ModuleType:
         ) from None
 
 
-def _unknown(given: str, folder: Path) -> str:
-    known = list(recipes_in(folder))
-    if known:
-        return (
-            f"unknown training recipe {given!r}.{did_you_mean(given, known)} Known: {', '.join(known)}; "
-            "or the path of a .py file, or module:function"
-        )
-    return (
-        f"unknown training recipe {given!r}: there is no file {str(folder.absolute() / given)}.py. {WHAT}. {WHERE}; "
-        "your own is given as the path of its file, or as module:function"
-    )
-
-
-def run_recipe(arguments: Sequence[str], folder: Path | None = None) -> int:
+def run_recipe(arguments: Sequence[str]) -> int:
     """Trains as a command line says.
 
     Args:
         arguments: the name of the training recipe, then its options: `["digits", "--epochs", "3"]`; none, or `--help`,
             lists them all.
-        folder: the folder in which bare names are looked up; by default `recipes` in the current folder.
 
     Returns:
         The exit status: 0, or 130 after ctrl-C.
@@ -355,37 +335,26 @@ def run_recipe(arguments: Sequence[str], folder: Path | None = None) -> int:
     # absl writes pages about folders before the first line of ours.
     logging.getLogger("absl").setLevel(logging.ERROR)
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_help(folder))
+        known = recipes_in() or {"": f"none in {str(FOLDER.absolute())!r}: {WHERE}"}
+        print("usage: keras-mp train TRAINING_RECIPE [--help] [--option value ...]\n")
+        print("  keras-mp train digits --epochs 3\n")
+        print("training recipes:")
+        for name, text in known.items():
+            print(f"  {name:<20} {text}")
+        print("  path/to/mine.py      a file of yours, with a function of its own name and train(config)")
+        print("  module:function      a function that returns the config; train(config) is in the same module")
         return 0
     try:
         import_keras()
-        recipe = find_recipe(arguments[0], folder)
+        from keras_mp.parallel.workers import join  # not above, because it imports Keras
+
+        recipe = find_recipe(arguments[0])
         config = recipe.config(arguments[1:], f"keras-mp train {arguments[0]}")
-        with _together(config, recipe):
+        cluster = find_cluster(getattr(config, "hosts", None), getattr(config, "host_index", None))
+        own = {name: value for name, value in vars(config).items() if name not in ("hosts", "host_index", "output")}
+        # Processes that train together are joined before TensorFlow or JAX compute anything.
+        with join(cluster, {"recipe": recipe.given, **own}, code=[module_name(recipe.file)[1]]):
             return 130 if recipe.train(config) else 0
     except KeyboardInterrupt:
         print("stopped at once: only the finished files of the run are kept", file=sys.stderr)
         return 130
-
-
-def _help(folder: Path | None) -> str:
-    recipes = recipes_in(folder) or {"": f"none in {str(FOLDER.absolute())!r}: {WHERE}"}
-    return "\n".join(
-        [
-            "usage: keras-mp train TRAINING_RECIPE [--help] [--option value ...]\n",
-            "  keras-mp train digits --epochs 3\n",
-            "training recipes:",
-            *(f"  {name:<20} {text}" for name, text in recipes.items()),
-            "  path/to/mine.py      a file of yours, with a function of its own name and train(config)",
-            "  module:function      a function that returns the config; train(config) is in the same module",
-        ]
-    )
-
-
-def _together(config: Any, recipe: TrainingRecipe) -> AbstractContextManager[None]:
-    """Joins the processes that train together, where there are any; before TensorFlow or JAX compute anything."""
-    from keras_mp.parallel.workers import join  # not above, because it imports Keras
-
-    cluster = find_cluster(getattr(config, "hosts", None), getattr(config, "host_index", None))
-    settings = {name: value for name, value in vars(config).items() if name not in ("hosts", "host_index", "output")}
-    return join(cluster, {"recipe": recipe.given, **settings}, code=[module_name(recipe.file)[1]])

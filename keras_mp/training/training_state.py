@@ -24,18 +24,24 @@ SHOWN = 5
 REPLICA_VALUES = "|parts"
 # Of a slot that is stored in 8 or 16 bits: its values, or their square roots, and the scales of its rows.
 STORED, STORED_ROOT, SCALE = "|stored", "|stored_root", "|scale"
-_SINCE_RESET = "loss_scale._since_reset"
+_SINCE_RESET = "loss_scale.since_reset"
 
 
 def build_state(model: keras.Model, batch: Any = None) -> None:
-    """Creates what a first training step would: the optimizer's variables and, given a batch, those of the metrics.
+    """Creates the variables that a first training step would.
+
+    They are the optimizer's and, given a batch, those of the metrics.
 
     Raises:
         ValueError: the model is not built, and there is no batch.
     """
     if batch is not None:
-        shapes = keras.tree.map_structure(_shape, tuple(batch))
-        model._symbolic_build(data_batch=shapes)
+        model._symbolic_build(
+            data_batch=keras.tree.map_structure(
+                lambda leaf: keras.KerasTensor(tuple(leaf.shape), keras.backend.standardize_dtype(leaf.dtype)),
+                tuple(batch),
+            )
+        )
     elif not model.built:
         raise ValueError(f"model {model.name!r} is not built: call it on a batch of inputs before it is resumed")
     if not model.optimizer.built:
@@ -43,11 +49,7 @@ def build_state(model: keras.Model, batch: Any = None) -> None:
 
 
 def describe(model: keras.Model) -> dict[str, Any]:
-    """What `restore` compares: each variable of the model with its path, shape, dtype and kind; the optimizer's class.
-
-    Returns:
-        Something that JSON can hold.
-    """
+    """Describes for `restore` variables and optimizer, in JSON's values."""
     return {
         "model": model.name,
         "weights": [
@@ -83,14 +85,14 @@ def arrays(model: keras.Model, metrics: bool) -> Iterator[tuple[str, np.ndarray]
 
 
 def byte_count(model: keras.Model) -> int:
-    """Bytes of all that `arrays` reads without metrics."""
+    """Counts the bytes of what `arrays` reads without metrics."""
     slots = [_stored(slot.variable).values() for slot in _slots(model.optimizer)]
     variables = [*model.variables, *itertools.chain.from_iterable(slots)]
     return sum(int(np.prod(v.shape)) * np.dtype(_numpy_dtype(v)).itemsize for v in variables)
 
 
 def restore(model: keras.Model, reader: Reader, force: bool = False) -> list[str]:
-    """Gives a model and its optimizer the values of a checkpoint.
+    """Gives model and optimizer the values of a checkpoint.
 
     Nothing is assigned unless everything fits.
 
@@ -122,10 +124,7 @@ def restore(model: keras.Model, reader: Reader, force: bool = False) -> list[str
 
 
 def restore_metrics(model: keras.Model, reader: Reader) -> None:
-    """Gives the metrics of a model the values that they had within the epoch.
-
-    Args:
-        reader: an open checkpoint, written within an epoch.
+    """Gives metrics the values of a checkpoint within an epoch.
 
     Raises:
         CheckpointError: the model has other metrics.
@@ -133,8 +132,8 @@ def restore_metrics(model: keras.Model, reader: Reader) -> None:
     was, now = reader.manifest["state"]["metrics"], [v.path for v in model.metrics_variables]
     if len(was) != len(now):
         raise CheckpointError(
-            f"the checkpoint holds {len(was)} values of metrics ({_list(was)}), and the model has {len(now)} "
-            f"({_list(now)}): compile it with the same metrics"
+            f"the checkpoint holds {len(was)} values of metrics ({', '.join(was) or 'none'}), and the model has "
+            f"{len(now)} ({', '.join(now) or 'none'}): compile it with the same metrics"
         )
     for index, variable in enumerate(model.metrics_variables):
         _assign(variable, reader, f"metrics/{index}")
@@ -145,7 +144,7 @@ def restore_metrics(model: keras.Model, reader: Reader) -> None:
 
 
 def _pairs(saved: dict[str, Any], live: list[Any], name: str) -> tuple[dict[int, Any], list[str]]:
-    """Pairs the places of saved variables with live ones: by path where those agree, else in order."""
+    """Pairs saved variables with live ones."""
     old = dict(enumerate(saved["weights"]))
     pairs: dict[int, Any] = {}
     notes = []
@@ -173,7 +172,7 @@ def _pairs(saved: dict[str, Any], live: list[Any], name: str) -> tuple[dict[int,
 
 
 def _sizes(name: str, shapes: dict[str, Any]) -> str:
-    """A model by what a name does not tell: its layers with weights, and how many values those have."""
+    """Describes a model by its weights."""
     layers = list(dict.fromkeys(path.rpartition("/")[0] or path for path in shapes))
     more = f" and {len(layers) - SHOWN} more" if len(layers) > SHOWN else ""
     values = sum(int(np.prod(shape)) for shape in shapes.values())
@@ -199,7 +198,7 @@ def _differences(old: list[dict[str, Any]], live: list[Any]) -> list[str]:
 def _matched_slots(
     reader: Reader, optimizer: keras.optimizers.Optimizer, pairs: dict[int, Any], force: bool
 ) -> tuple[list[tuple[Any, str]], list[str]]:
-    """Pairs the optimizer's variables with the names of saved arrays; what only one side has of a scale is told."""
+    """Pairs the optimizer's variables with names of saved arrays."""
     live = {(slot.name, id(slot.weight)): slot for slot in _slots(optimizer)}
     assignments, lost = [], []
     for name in sorted({name.partition("|")[0] for name in reader.names if name.startswith("optimizer/")}):
@@ -223,22 +222,18 @@ def _matched_slots(
             else "the loss scale is left out: the loss is not scaled here"
         )
     lost, fresh = (sorted({name for name in side if not name.startswith("loss_scale.")}) for side in (lost, fresh))
-    return assignments, notes + _optimizer_difference(lost, fresh, force)
-
-
-def _optimizer_difference(lost: list[str], fresh: list[str], force: bool) -> list[str]:
-    notes = [f"the optimizer's {name} of the checkpoint has no place here and is left out" for name in lost]
-    notes += [f"the optimizer's {name} is not in the checkpoint and begins anew" for name in fresh]
-    if notes and not force:
+    differences = [f"the optimizer's {name} of the checkpoint has no place here and is left out" for name in lost]
+    differences += [f"the optimizer's {name} is not in the checkpoint and begins anew" for name in fresh]
+    if differences and not force:
         raise CheckpointError(
-            f"the checkpoint is of another optimizer, or of one with other settings: {'; '.join(notes[:SHOWN])}. "
+            f"the checkpoint is of another optimizer, or of one with other settings: {'; '.join(differences[:SHOWN])}. "
             "Pass force=True (--force) to go on"
         )
-    return notes
+    return assignments, notes + differences
 
 
 def _slots(optimizer: keras.optimizers.Optimizer) -> list[Slot]:
-    """The variables of an optimizer. A loss scale's own are under `loss_scale.`, else it is as if there were none."""
+    """Lists an optimizer's variables; a scale's are under `loss_scale.`."""
     if optimizer is not (inner := unwrapped(optimizer)):
         own = [slot for slot in optimizer_slots(optimizer) if not slot.name.startswith("inner_optimizer.")]
         named = [
@@ -259,13 +254,13 @@ def _kind(variable: keras.Variable) -> str:
 
 
 def _global_seed() -> Any:
-    """The state behind random numbers that were asked for without a seed; None as long as there were none."""
+    """Returns the global seed's state; None before it is used."""
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     return None if generator is None else generator.state
 
 
 def _named(name: str, variable: keras.Variable) -> tuple[str, np.ndarray]:
-    """The value of a variable under its name; of a sum over replicas what each replica holds, under another."""
+    """Names a variable's value, or its parts by replica."""
     values = engine.replica_values(variable)
     if values is not None:
         return name + REPLICA_VALUES, values
@@ -273,7 +268,7 @@ def _named(name: str, variable: keras.Variable) -> tuple[str, np.ndarray]:
 
 
 def _stored(slot: keras.Variable | StateSlot) -> dict[str, keras.Variable]:
-    """The variables of a slot, by what is added to its name."""
+    """Lists a slot's variables by the ends of their names."""
     if isinstance(slot, keras.Variable):
         return {"": slot}
     suffixes = [STORED_ROOT if slot.holds_root else STORED, SCALE]
@@ -282,39 +277,26 @@ def _stored(slot: keras.Variable | StateSlot) -> dict[str, keras.Variable]:
 
 def _assign(variable: keras.Variable | StateSlot, reader: Reader, name: str) -> None:
     parts = _stored(variable)
-    if all(name + suffix in reader.names for suffix in parts) and _same_format(parts, reader, name):
+    dtypes = reader.manifest["dtypes"]
+    is_stored_alike = all(
+        name + suffix in reader.names and (not suffix or dtypes[name + suffix] == str(part.dtype))
+        for suffix, part in parts.items()
+    )
+    if is_stored_alike:
         for suffix, part in parts.items():
             part.assign(reader[name + suffix])
     elif name in reader.names:
         variable.assign(reader[name])
-    elif {name + STORED, name + STORED_ROOT} & reader.names:
-        variable.assign(_decoded(reader, name))
+    elif {name + STORED, name + STORED_ROOT} & reader.names:  # in 8 or 16 bits
+        is_root = name + STORED_ROOT in reader.names
+        values = reader[name + (STORED_ROOT if is_root else STORED)].astype("float32")
+        if name + SCALE in reader.names:
+            values *= reader[name + SCALE]
+        variable.assign(np.square(values) if is_root else values)
     else:
         engine.assign_replica_values(variable, reader[name + REPLICA_VALUES])
-
-
-def _same_format(parts: dict[str, keras.Variable], reader: Reader, name: str) -> bool:
-    dtypes = reader.manifest["dtypes"]
-    return all(dtypes[name + suffix] == str(part.dtype) for suffix, part in parts.items() if suffix)
-
-
-def _decoded(reader: Reader, name: str) -> np.ndarray:
-    """The float32 values of a slot that was saved in 8 or 16 bits."""
-    is_root = name + STORED_ROOT in reader.names
-    values = reader[name + (STORED_ROOT if is_root else STORED)].astype("float32")
-    if name + SCALE in reader.names:
-        values *= reader[name + SCALE]
-    return np.square(values) if is_root else values
 
 
 def _numpy_dtype(variable: keras.Variable) -> str:
     dtype = str(variable.dtype)
     return {"bfloat16": "uint16"}.get(dtype, "uint8" if dtype.startswith("float8") else dtype)
-
-
-def _shape(leaf: keras.optimizers.Optimizer) -> Any:
-    return keras.KerasTensor(tuple(leaf.shape), keras.backend.standardize_dtype(leaf.dtype))
-
-
-def _list(names: list[str]) -> str:
-    return ", ".join(names) or "none"

@@ -103,17 +103,17 @@ def test_it_releases_gradients():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     model.compile(keras.optimizers.Adam(clipnorm=1.0), "mse")
     keras_mp.loss_scaling.change_optimizer(model, state_dtype="float8", release_gradients=True)
-    assert model.optimizer.loss_scale == keras_mp.LossScale.none(release_gradients=True)
+    assert model.optimizer.release_gradients
     keras_mp.loss_scaling.change_optimizer(model, state_dtype="float32")  # leaves what it does not name
-    assert model.optimizer.loss_scale == keras_mp.LossScale.none(release_gradients=True)
+    assert model.optimizer.release_gradients
     keras_mp.loss_scaling.change_optimizer(model, release_gradients=False)
-    assert model.optimizer.loss_scale == keras_mp.LossScale.none()
-    last = keras_mp.LossScale.none(release_gradients=True, clip_by_last_norm=True)
-    model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.Adam(global_clipnorm=1.0), last), "mse")
+    assert not model.optimizer.release_gradients
+    inner, none = keras.optimizers.Adam(global_clipnorm=1.0), keras_mp.LossScale.none()
+    model.compile(keras_mp.LossScaleOptimizer(inner, none, release_gradients=True, clip_by_last_norm=True), "mse")
     keras_mp.loss_scaling.change_optimizer(model, state_dtype="bfloat16")
-    assert (model.optimizer.loss_scale, model.optimizer.state_dtype) == (last, "bfloat16")
+    assert (model.optimizer.clip_by_last_norm, model.optimizer.state_dtype) == (True, "bfloat16")
     keras_mp.loss_scaling.change_optimizer(model, release_gradients=False)
-    assert (model.optimizer.loss_scale, model.optimizer.state_dtype) == (keras_mp.LossScale.none(), "bfloat16")
+    assert (model.optimizer.clip_by_last_norm, model.optimizer.state_dtype) == (False, "bfloat16")
     model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.Adam()), "mse")
     with pytest.raises(ValueError, match="scales the loss"):
         keras_mp.loss_scaling.change_optimizer(model, state_dtype="float8", release_gradients=True)

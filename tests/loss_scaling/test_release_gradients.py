@@ -15,8 +15,8 @@ AS_STORED = {"float32": ({}, "float32"), "float8": ({"state_dtype": "float8"}, "
 
 
 def releasing(inner, release=True, last_norm=False, **settings):
-    loss_scale = keras_mp.LossScale.none(release_gradients=release, clip_by_last_norm=last_norm)
-    return keras_mp.LossScaleOptimizer(inner, loss_scale, **settings)
+    settings |= {"release_gradients": release, "clip_by_last_norm": last_norm}
+    return keras_mp.LossScaleOptimizer(inner, keras_mp.LossScale.none(), **settings)
 
 
 def weights_of(dtype="float32", shapes=SHAPES):
@@ -181,14 +181,16 @@ def test_refuses_what_needs_all_gradients_with_the_reason(inner, says):
 
 def test_wrong_use_has_errors_that_say_what_is_right():
     with pytest.raises(ValueError, match="clip_by_last_norm=True needs release_gradients=True"):
-        keras_mp.LossScale.none(clip_by_last_norm=True)
+        releasing(keras.optimizers.Adam(), release=False, last_norm=True)
     with pytest.raises(ValueError, match="release_gradients='yes' must be True or False"):
-        keras_mp.LossScale.none(release_gradients="yes")
+        releasing(keras.optimizers.Adam(), release="yes")
+    with pytest.raises(ValueError, match=r"needs loss_scale=LossScale.none\(\)"):
+        keras_mp.LossScaleOptimizer(keras.optimizers.Adam(), release_gradients=True)
     model = keras.Sequential([keras.layers.Input((4,)), *(keras.layers.Dense(2, dtype="mixed_float16") for _ in "ab")])
     with pytest.raises(ValueError, match="computes in float16"):
         keras_mp.prepare(model, "adam", "mse", release_gradients=True)
     wrapped = keras_mp.LossScaleOptimizer(keras.optimizers.Adam(), keras_mp.LossScale.none())
-    with pytest.raises(ValueError, match=r"give it LossScale.none\(release_gradients=True\)"):
+    with pytest.raises(ValueError, match="with release_gradients=False: give it to the optimizer"):
         keras_mp.prepare(keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)]), wrapped, "mse",
                          release_gradients=True)  # fmt: skip
 
@@ -200,4 +202,4 @@ def test_prepare_says_so_and_the_setting_is_saved(tmp_path, capsys):
     model.fit(np.ones((4, 4)), np.ones((4, 2)), verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert loaded.optimizer.loss_scale == keras_mp.LossScale.none(release_gradients=True)
+    assert loaded.optimizer.release_gradients

@@ -55,8 +55,8 @@ def test_a_tied_embedding_that_is_released_waits_without_an_array_of_zeros():
     for _ in range(2):
         x = keras.layers.Dense(width)(keras.layers.Dense(4 * width, "relu")(x))
     model = keras_mp.lean.make_lean(keras.Model(tokens, embedding(x, reverse=True)))
-    none = keras_mp.LossScale.none(release_gradients=True)
-    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3), none, state_dtype="float8")
+    inner, none = keras.optimizers.AdamW(1e-3), keras_mp.LossScale.none()
+    optimizer = keras_mp.LossScaleOptimizer(inner, none, state_dtype="float8", release_gradients=True)
     model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy())
     batch = keras.KerasTensor((8, 512), "int32")
     memory = keras_mp.inspect(model, (batch, batch), "h100").memory

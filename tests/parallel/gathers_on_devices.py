@@ -23,7 +23,6 @@ from keras_mp.backend.common.device import TracedChip
 from keras_mp.fp8.scaled_product import matmul
 from keras_mp.lowering import lower_step
 from keras_mp.parallel._jax_part import AXIS, VariablePart
-from keras_mp.parallel.plan import Rows
 from recipes.language_model import batches, build
 
 DEVICES = 8
@@ -41,9 +40,9 @@ RECIPES = {
 }
 
 
-def part(shape, axis, *, dtype="bfloat16", rows=None):
+def part(shape, axis, *, dtype="bfloat16", in_8_bits=False):
     spec = PartitionSpec(*(AXIS if place == axis else None for place in range(len(shape))))
-    return VariablePart(axis, dtype, "float32", [], False, spec, tuple(shape), rows)
+    return VariablePart(axis, dtype, "float32", [], False, spec, tuple(shape), in_8_bits)
 
 
 def on_devices(function, part, inputs, *outputs):
@@ -74,7 +73,7 @@ def test_rows_arrive_as_rounded_and_the_gradient_is_the_sum_of_all(shape, axis):
     x = (random.normal(size=shape) * np.exp2(random.integers(-30, 30, (*shape[:-1], 1)))).astype("float32")
     x[0, 0] = 0
     upstream = random.integers(-8, 8, (DEVICES, *shape)).astype("float32")
-    how = part(shape, axis, dtype="float32", rows=Rows())
+    how = part(shape, axis, dtype="float32", in_8_bits=True)
 
     def step(own, upstream):
         whole, pull = jax.vjp(how.gathered, own)
@@ -90,7 +89,7 @@ def test_rows_arrive_as_rounded_and_the_gradient_is_the_sum_of_all(shape, axis):
 def test_a_weight_that_is_not_finite_arrives_as_nan(value, axis):
     x = np.random.default_rng().normal(size=(16, 64)).astype("float32")
     x[9, 33] = value
-    how = part(x.shape, axis, rows=Rows())
+    how = part(x.shape, axis, in_8_bits=True)
     (arrived,) = on_devices(lambda own: (how.gathered(own),), how, [], "same")(x)
     found = np.isnan(np.asarray(arrived))
     assert found[9, 33] and not np.delete(found, 9, 0).any()

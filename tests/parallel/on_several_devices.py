@@ -489,7 +489,8 @@ def test_small_states_are_split_as_their_weight_and_have_the_same_bits(state_dty
             inner = keras.optimizers.Adam(0.01)
             optimizer = keras_mp.LossScaleOptimizer(
                 inner,
-                keras_mp.LossScale.none(release_gradients=memory == "host"),
+                keras_mp.LossScale.none(),
+                release_gradients=memory == "host",
                 state_dtype=state_dtype,
                 state_memory=memory if layout else "device",
             )

@@ -107,7 +107,7 @@ def test_a_plan_for_devices_that_are_not_there():
 
 def test_rows_of_32_numbers_and_more_are_quantized():
     plan = Plan("fully_sharded", (), (8,), gather_dtype="float8")
-    assert plan.rows_of((16, 32), "float32") and plan.rows_of((3, 3, 8, 64), "bfloat16")
+    assert plan.in_8_bits((16, 32), "float32") and plan.in_8_bits((3, 3, 8, 64), "bfloat16")
     for shape, dtype in [((64,), "float32"), ((64, 31), "float32"), ((64, 64), "int8"), ((64, 64), "float8_e4m3fn")]:
-        assert plan.rows_of(shape, dtype) is None
-    assert Plan("fully_sharded", (), (8,)).rows_of((16, 32), "float32") is None
+        assert not plan.in_8_bits(shape, dtype)
+    assert not Plan("fully_sharded", (), (8,)).in_8_bits((16, 32), "float32")

@@ -9,17 +9,19 @@ from recipes import digits
 FOLDER = Path(digits.__file__).parent
 
 
-def test_training_recipes_are_the_files_with_a_function_of_their_own_name():
-    found = recipes_in(FOLDER)
+def test_training_recipes_are_the_files_with_a_function_of_their_own_name(monkeypatch):
+    monkeypatch.chdir(FOLDER.parent)
+    found = recipes_in()
     assert found["digits"].startswith("Handwritten digits")
     assert "__init__" not in found
 
 
-def test_a_name_is_found_from_any_folder_and_imported_once(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_a_recipe_is_imported_once(monkeypatch, tmp_path):
     trained = []
     monkeypatch.setattr(digits, "train", trained.append)
-    assert run_recipe(["digits", "--epochs", "3"], FOLDER) == 0
+    monkeypatch.chdir(FOLDER.parent)
+    assert run_recipe(["digits", "--epochs", "3"]) == 0
+    monkeypatch.chdir(tmp_path)
     assert run_recipe([str(FOLDER / "digits.py"), "--epochs", "4"]) == 0
     assert [config.epochs for config in trained] == [3, 4]
 

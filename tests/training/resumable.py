@@ -60,8 +60,13 @@ def build(precision, initial_scale=2.0**22, seed=11, **settings):
         if precision != "small":
             small[3:3] = [layers.Dense(64)]
             memory = "host" if precision == "host states" else "device"
-            loss_scale = keras_mp.LossScale.none(release_gradients=memory == "host")
-            optimizer = keras_mp.LossScaleOptimizer(optimizer, loss_scale, state_dtype="float8", state_memory=memory)
+            optimizer = keras_mp.LossScaleOptimizer(
+                optimizer,
+                keras_mp.LossScale.none(),
+                state_dtype="float8",
+                state_memory=memory,
+                release_gradients=memory == "host",
+            )
         model = keras.Sequential(small, name="small")
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, metrics=["accuracy"])

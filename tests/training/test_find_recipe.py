@@ -41,8 +41,8 @@ def here(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def epochs(given, folder=None):
-    return find_recipe(given, folder).config([], "test").epochs
+def epochs(given):
+    return find_recipe(given).config([], "test").epochs
 
 
 def test_a_file_a_function_of_a_file_and_a_function_of_a_module(here):

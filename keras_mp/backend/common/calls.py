@@ -17,7 +17,7 @@ scopes: ContextVar[Callable[[Any], AbstractContextManager] | None] = ContextVar(
 def wrapped_methods(
     layers: Iterable[tuple[str, Any]], names: Iterable[str], wrap: Callable[..., Callable[..., Any]]
 ) -> Iterator[None]:
-    """Puts a function in the place of methods, or of functions kept as attributes, and puts them back afterwards.
+    """Scope in which methods of layers are replaced.
 
     Args:
         layers: (path, layer) pairs; operations that are no layers are welcome.
@@ -40,7 +40,7 @@ def wrapped_methods(
 
 
 def call_scope(layer: Any) -> AbstractContextManager:
-    """A scope within which operations count as a call of a layer, for code that computes what the layer would.
+    """Scope in which operations count as a layer's call.
 
     Args:
         layer: the layer; where no step is lowered that has it, the scope does nothing.

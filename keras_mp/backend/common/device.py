@@ -30,7 +30,7 @@ _absent: ContextVar[TracedChip | None] = ContextVar("chip that is not there, and
 
 @contextmanager
 def absent_chip(chip: TracedChip) -> Iterator[None]:
-    """Sets the chip that `chip_in_scope` returns; `keras_mp.backend.traced_for` tells Keras of it, too."""
+    """Sets the chip of `chip_in_scope`; `traced_for` tells Keras, too."""
     token = _absent.set(chip)
     try:
         yield
@@ -39,12 +39,12 @@ def absent_chip(chip: TracedChip) -> Iterator[None]:
 
 
 def chip_in_scope() -> TracedChip | None:
-    """Returns the chip of the scope that a step is traced in, or None: then the step is for this machine."""
+    """Returns the scope's chip; None for this machine's."""
     return _absent.get(None)
 
 
 def answered(answer: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Makes a replacement, as `patched` takes it, that answers for the chip in scope; without one the original does.
+    """Makes a replacement that answers for the scope's chip.
 
     Args:
         answer: a function of the original, the chip and the arguments of a call.
@@ -75,10 +75,10 @@ class DeviceInfo(NamedTuple):
 
 
 def capability_of(architecture: str) -> float | None:
-    """Reads NVIDIA's compute capability, such as "9.0"; None of what is none, as "gfx942"."""
+    """Reads NVIDIA's compute capability, "9.0"; None of "gfx942"."""
     return float(architecture) if architecture.replace(".", "", 1).isdigit() else None
 
 
 def best_first(devices: Iterable[DeviceInfo]) -> list[DeviceInfo]:
-    """Sorts devices by kind: TPUs, then GPUs, then CPUs; otherwise the order stays."""
+    """Sorts devices: TPUs, then GPUs, then CPUs."""
     return sorted(devices, key=lambda device: _BEST_FIRST.index(device.kind))

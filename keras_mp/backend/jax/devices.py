@@ -1,8 +1,9 @@
 """The devices of this machine."""
 
 import logging
+import operator
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
@@ -26,14 +27,7 @@ from keras_mp.system.quiet_import import has_chip, quiet_stderr
 
 
 def local_devices() -> list[DeviceInfo]:
-    """Lists the devices that JAX may use in this process, the best kind first.
-
-    Returns:
-        One entry per device of JAX's default platform, and the host's CPU.
-
-    Raises:
-        RuntimeError: If JAX cannot start its devices.
-    """
+    """Lists the devices of JAX's platform, and the CPU."""
     devices = [_describe(device) for device in _start()]
     if all(device.kind != "cpu" for device in devices):
         devices.append(DeviceInfo("cpu", cpu_name(), ""))
@@ -41,7 +35,7 @@ def local_devices() -> list[DeviceInfo]:
 
 
 def traced_chip() -> TracedChip:
-    """Returns the chip that a step is traced for: this machine's own first device, or what `traced_for` says."""
+    """Returns the chip that a step is traced for."""
     chip = chip_in_scope()
     if chip is None:
         device = jax.devices()[0]
@@ -52,7 +46,7 @@ def traced_chip() -> TracedChip:
 
 @contextmanager
 def traced_for(chip: TracedChip) -> Iterator[None]:
-    """Traces steps for a chip that need not be there: within it Keras, KerasHub and JAX find it, in this thread."""
+    """Scope in which Keras, KerasHub and JAX find a chip."""
     with absent_chip(chip), patched(_ANSWERS):
         yield
 
@@ -68,12 +62,11 @@ def _numbers(capability: str) -> tuple[int, ...]:
     return tuple(map(int, capability.split(".")))
 
 
-def _has_at_least(_: Any, chip: TracedChip, capability: str) -> bool:
-    return chip.capability is not None and _numbers(str(chip.capability)) >= _numbers(capability)
+def _has(compared: Callable[[Any, Any], bool]) -> Callable[..., bool]:
+    def has(_: Any, chip: TracedChip, capability: str) -> bool:
+        return chip.capability is not None and compared(_numbers(str(chip.capability)), _numbers(capability))
 
-
-def _has_exactly(_: Any, chip: TracedChip, capability: str) -> bool:
-    return chip.capability is not None and _numbers(str(chip.capability)) == _numbers(capability)
+    return has
 
 
 _CUDNN = "jax._src.cudnn.fused_attention_stablehlo"
@@ -81,8 +74,8 @@ _ANSWERS = {
     "jax.devices": answered(_devices),
     "jax.default_backend": answered(lambda _, chip: chip.platform),
     f"{_CUDNN}.check_cudnn_version": answered(lambda *_: CUDNN[0] * 10000 + CUDNN[1] * 100 + CUDNN[2]),
-    f"{_CUDNN}.check_compute_capability": answered(_has_at_least),
-    f"{_CUDNN}.is_cuda_compute_capability_equal": answered(_has_exactly),
+    f"{_CUDNN}.check_compute_capability": answered(_has(operator.ge)),
+    f"{_CUDNN}.is_cuda_compute_capability_equal": answered(_has(operator.eq)),
 }
 
 
@@ -99,7 +92,8 @@ def _start() -> list[jax.Device]:
 
 @cache
 def _look_quietly() -> None:
-    """Starts JAX where no chip is: the compilers of [inspect] look for theirs, and write a traceback and pages."""
+    """Starts JAX where no chip is."""
+    # The compilers of [inspect] look for theirs, and write a traceback and pages.
     log = logging.getLogger("jax._src.xla_bridge")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -119,10 +113,9 @@ def _describe(device: jax.Device) -> DeviceInfo:
 
 
 def peak_memory_bytes() -> int | None:
-    """Measures the most memory in use so far: on the fullest accelerator or, without one, by this process.
+    """Measures the most bytes in use, on the fullest accelerator.
 
-    Returns:
-        Bytes, or None where the runtime does not tell.
+    Without one, of this process; None where the runtime does not tell.
     """
     accelerators = [device for device in _start() if device.platform != "cpu"]
     if not accelerators:
@@ -143,9 +136,10 @@ _ONEDNN = {
 
 
 def bfloat16_options() -> Mapping[str, Any]:
-    """The options with which XLA compiles bfloat16 products for this machine's CPU to fast ones; empty before jax 0.12.
+    """Returns XLA's options for fast bfloat16 products on a CPU.
 
-    On jax 0.10.2 they change nothing. They are experimental: a later compiler that does not know them is not asked.
+    Empty before jax 0.12. On jax 0.10.2 they change nothing. They are experimental: a later compiler that does not know
+    them is not asked.
     """
     return _known_options() if traced_chip().platform == "cpu" else {}
 
@@ -162,5 +156,6 @@ def _known_options() -> Mapping[str, Any]:
 
 
 def full_float32() -> Any:
-    """Within it, products of float32 operands are float32 products: by default a TPU makes one bfloat16 pass of one."""
+    """Scope in which products of float32 are float32."""
+    # By default a TPU makes one bfloat16 pass of one.
     return jax.default_matmul_precision("highest")

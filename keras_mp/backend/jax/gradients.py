@@ -24,15 +24,9 @@ def in_forward_mode(tensors: Sequence[Any]) -> bool:
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function of arrays that has a gradient of its own.
+    """Makes a function with a gradient of its own.
 
-    Args:
-        function: a function from arrays to `(results, gradient)`: floats, in any structure, and `gradient(*upstream)`,
-            which takes an array for each of them and returns one for each argument, or None for 0. It is called again
-            for each order of derivatives, so it must be pure. What `gradient` computes is differentiated as usual.
-
-    Returns:
-        A function of the same arrays that returns the results.
+    The function is called again for each order of derivatives, so it must be pure.
     """
 
     @jax.custom_jvp
@@ -57,12 +51,13 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def varying_alike(arrays: Sequence[Any]) -> list[Any]:
-    """Arrays that differ along the same axes of a mesh: within `jax.shard_map` JAX keeps account of it."""
+    """Makes arrays differ along the same axes of a mesh."""
+    # Within `jax.shard_map` JAX keeps account of it.
     return [varying_as(x, arrays) for x in arrays]
 
 
 def varying_as(x: Any, arrays: Sequence[Any]) -> Any:
-    """Says of an array that it differs along each axis of a mesh along which one of the others does."""
+    """Says that an array differs along the others' axes."""
     return _varying(x, frozenset().union(*(_axes(jax.typeof(other)) for other in arrays)) - _axes(jax.typeof(x)))
 
 
@@ -82,7 +77,7 @@ def _varying(x: Any, axes: frozenset[str]) -> Any:
 def _tangents(
     results: Sequence[Any], gradient: Callable[..., Any], arguments: Sequence[Any], moving: list[bool], tangents: Any
 ) -> list[Any]:
-    """The tangents of results, from those of the arguments that move."""
+    """Makes the tangents of results from those that move."""
     places = [place for place, moves in enumerate(moving) if moves]
 
     def transposed(*upstream: Any) -> list[Any]:
@@ -157,7 +152,7 @@ def _linear_computed(*operands: Any, rule: Any, count: int) -> list[Any]:
 
 
 def jvp_where_moving(function: Callable[..., Any], primals: Any, tangents: Any) -> Any:
-    """The results of a function and their tangents, by those of its first operands that are no `Zero`."""
+    """Computes results and their tangents, from those not `Zero`."""
     places = [place for place, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
 
     def of_moving(*moved: Any) -> Any:
@@ -171,7 +166,7 @@ def jvp_where_moving(function: Callable[..., Any], primals: Any, tangents: Any) 
 
 
 def with_constants(rule: Any, constants: Sequence[Any]) -> Callable[..., Any]:
-    """A traced program as a function of what is not among its constants."""
+    """Makes a traced program a function of its other arguments."""
     return jaxpr_as_fun(ClosedJaxpr(rule, list(constants)))
 
 
@@ -227,5 +222,5 @@ batching.primitive_batchers[_linear] = _linear_batched
 
 
 def gradients_of(function: Callable[..., Any], arguments: Sequence[Any], upstream: Any) -> list[Any]:
-    """Computes the gradients of a function at its arguments, those of `sum(upstream result)`: one for each."""
+    """Computes the gradients of `sum(upstream result)`, one an argument."""
     return list(jax.vjp(function, *arguments)[1](upstream))

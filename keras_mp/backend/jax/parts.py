@@ -31,7 +31,10 @@ class Division(NamedTuple):
 
 
 def division() -> Division | None:
-    """Returns how the compiler divides what is traced now; None on one device, or in a device's part of a step."""
+    """Returns how the compiler divides what is traced now.
+
+    None on one device, or in a device's part of a step.
+    """
     distribution = keras.distribution.distribution()
     if inside or not (active or distribution):
         return None
@@ -42,15 +45,12 @@ def division() -> Division | None:
 
 
 def is_on_one_device() -> bool:
-    """Whether what is traced now computes on one device: by itself, or as a device's part of a step."""
+    """Tells whether what is traced now computes on one device."""
     return division() is None
 
 
 def part_of(variable: Any) -> tuple[Any, Any]:
-    """Reads a variable without gathering it.
-
-    Args:
-        variable: a variable, or an array.
+    """Reads a variable, or an array, without gathering it.
 
     Returns:
         This device's part of its value, and how the whole is made of the parts; where there are no parts, the whole and

@@ -18,17 +18,15 @@ def as_tensor(x: Any) -> Any:
 
 
 def bitcast(x: Any, dtype: str) -> Any:
-    """Reads the bits of each element as another dtype of the same size."""
+    """Reads the bits of elements as another dtype."""
     return jax.lax.bitcast_convert_type(x, dtype)
 
 
 def places(shape: tuple[int, ...], start: Any = 0) -> Any:
-    """Numbers the elements of an array in row-major order, across all devices: uint32 of its shape, modulo 2**32.
+    """Numbers elements in row-major order, across all devices.
 
-    Args:
-        shape: The dimensions of the whole array.
-        start: The first number, an int or a uint32 array of shape (). Of arrays that begin with different numbers XLA
-            shares no part, for whose sake it would compute and keep them together.
+    Of arrays that begin with different numbers XLA shares no part, for whose sake it would compute and keep them
+    together.
     """
     # Not a reshaped range, which a TPU would lay out anew.
     iota = partial(jax.lax.broadcasted_iota, np.uint32, shape)
@@ -44,12 +42,12 @@ def as_float4(x: Any) -> Any:
 
 
 def is_concrete(tensor: Any) -> bool:
-    """Tells whether a tensor has a value now, and is no part of a program that is being traced."""
+    """Tells whether a tensor has a value now."""
     return isinstance(tensor, jax.Array) and not isinstance(tensor, jax.core.Tracer) and not tensor.is_deleted()
 
 
 def to_numpy(variable: keras.Variable) -> np.ndarray:
-    """Reads a variable, wherever it lies; one that is split over processes, all of them must read."""
+    """Reads a variable; one split over processes, all must read."""
     value = variable.value
     if not value.is_fully_addressable and not value.is_fully_replicated:
         from jax.experimental import multihost_utils  # not above, because Keras does not import it
@@ -59,7 +57,7 @@ def to_numpy(variable: keras.Variable) -> np.ndarray:
 
 
 def map_values(function: Callable[[Any], Any], gradient: Any) -> Any:
-    """Applies a function to the values of a gradient, or to those that a dense or sparse tensor stores."""
+    """Applies a function to the values that a tensor stores."""
     if not isinstance(gradient, BCOO):
         return function(gradient)
     indices = gradient.indices
@@ -68,7 +66,7 @@ def map_values(function: Callable[[Any], Any], gradient: Any) -> Any:
 
 
 def values_of(gradient: Any) -> Any:
-    """Returns the gradient, which is dense, or the values that a dense or sparse tensor stores."""
+    """Returns the values that a dense or sparse tensor stores."""
     return gradient.data if isinstance(gradient, BCOO) else gradient
 
 

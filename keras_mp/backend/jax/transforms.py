@@ -14,7 +14,7 @@ from keras_mp.backend.jax.gradients import custom_gradient
 
 
 def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
-    """Returns the same tensors, with which the compiler may begin nothing before the others are there.
+    """Returns the tensors, unused before the others are there.
 
     What is computed from them is not merged with the same computation elsewhere, so it is made anew.
     """
@@ -22,12 +22,13 @@ def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
 
 
 def gradient_scope() -> Callable[[], Any]:
-    """Makes a scope that does nothing: JAX names a backward pass after its forward pass."""
+    """Makes a scope that does nothing."""
+    # JAX names a backward pass after its forward pass.
     return nullcontext
 
 
 def no_allocation() -> AbstractContextManager[None]:
-    """A scope in which variables that have an initializer get a shape and a dtype, and no value."""
+    """Scope in which initialized variables get no value."""
 
     def without_value(variable: keras.Variable, initializer: Any) -> None:
         variable._value, variable._initializer = None, initializer
@@ -47,7 +48,7 @@ def no_allocation() -> AbstractContextManager[None]:
 
 
 def lookups_wait() -> AbstractContextManager[None]:
-    """A scope in which the gradient of a table begins, with zeros, when that of its rows is there.
+    """Scope in which a table's gradient waits for its rows'.
 
     XLA for GPUs makes JAX's zeros before the backward pass: an array of the size of an embedding that waits for it.
     """

@@ -20,10 +20,7 @@ from keras_mp.system.host import cpu_name, peak_process_bytes
 
 
 def local_devices() -> list[DeviceInfo]:
-    """Lists the devices that TensorFlow may use in this process, the best kind first.
-
-    Returns:
-        One entry per device. Devices hidden with `tf.config.set_visible_devices` are left out.
+    """Lists the devices that are visible, the best kind first.
 
     Raises:
         RuntimeError: If TensorFlow cannot list its devices.
@@ -35,7 +32,10 @@ def local_devices() -> list[DeviceInfo]:
 
 
 def traced_chip() -> TracedChip:
-    """Returns the chip that a step is traced for: this machine's own first device, or what `traced_for` says."""
+    """Returns the chip that a step is traced for.
+
+    It is what `traced_for` says, or else this machine's own first device.
+    """
     chip = chip_in_scope()
     if chip is None:
         kind, name, architecture = local_devices()[0]
@@ -45,7 +45,10 @@ def traced_chip() -> TracedChip:
 
 @contextmanager
 def traced_for(chip: TracedChip) -> Iterator[None]:
-    """Traces steps for a chip that need not be there: within it Keras and KerasHub find it, in this thread."""
+    """Scope in which Keras and KerasHub find a chip.
+
+    It need not be there. Steps are traced for it, in this thread.
+    """
     with absent_chip(chip), patched(_ANSWERS):
         yield
 
@@ -70,10 +73,9 @@ def _describe(device: tf.config.PhysicalDevice) -> DeviceInfo:
 
 
 def peak_memory_bytes() -> int | None:
-    """Measures the most memory in use so far: on the fullest accelerator or, without one, by this process.
+    """Measures the most bytes in use, on the fullest accelerator.
 
-    Returns:
-        Bytes, or None where the runtime does not tell (TPUs, Metal).
+    Without one, of this process; None where the runtime does not tell (TPUs, Metal).
     """
     accelerators = [device for device in tf.config.list_logical_devices() if device.device_type != "CPU"]
     if not accelerators:
@@ -86,13 +88,15 @@ def peak_memory_bytes() -> int | None:
 
 
 def bfloat16_options() -> Mapping[str, Any]:
-    """None: on a CPU TensorFlow's kernels multiply bfloat16 matrices, and no program of XLA does."""
+    """Returns none."""
+    # On a CPU TensorFlow's kernels multiply bfloat16 matrices, and no program of XLA does.
     return {}
 
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Within it, products of float32 operands are float32 products: by default a GPU rounds them to TF32."""
+    """Scope in which products of float32 are float32."""
+    # By default a GPU rounds their operands to TF32.
     before = tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.experimental.enable_tensor_float_32_execution(False)
     try:

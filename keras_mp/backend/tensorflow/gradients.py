@@ -15,15 +15,12 @@ from keras_mp.backend.tensorflow.tensors import as_tensor
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function of tensors that has a gradient of its own.
+    """Makes a function with a gradient of its own.
 
     Args:
         function: a function from tensors to `(results, gradient)`: floats, in any structure, and `gradient(*upstream)`,
             which takes a tensor for each of them and returns one for each argument, or None for 0. What it computes is
             differentiated as usual.
-
-    Returns:
-        A function of the same tensors that returns the results.
     """
     own = tf.custom_gradient(function)
     return lambda *arguments: own(*map(as_tensor, arguments))
@@ -38,7 +35,7 @@ def in_forward_mode(tensors: Sequence[Any]) -> bool:
 
 
 def gradients_of(function: Callable[..., Any], arguments: Sequence[Any], upstream: Any) -> list[Any]:
-    """Computes the gradients of a function at its arguments, those of `sum(upstream result)`: one for each."""
+    """Computes the gradients of `sum(upstream result)`, one an argument."""
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(list(arguments))
         result = function(*arguments)
@@ -46,12 +43,10 @@ def gradients_of(function: Callable[..., Any], arguments: Sequence[Any], upstrea
 
 
 def register_gradient(operation: str, gradient: Callable[..., Any]) -> None:
-    """Gives one of TensorFlow's operations a gradient, for second derivatives and forward mode.
+    """Gives one of TensorFlow's operations a gradient.
 
-    Args:
-        operation: the name of the operation, such as "XlaDotV2".
-        gradient: a function from the operation and the gradients of its results to those of its inputs. It is left as
-            it is where this version of TensorFlow, or another library, has one.
+    It is for second derivatives and forward mode. Where this version of TensorFlow, or another library, has one, that
+    stays.
     """
     with suppress(KeyError):
         tf.RegisterGradient(operation)(gradient)

@@ -25,10 +25,10 @@ _condition: ContextVar[Any] = ContextVar("condition", default=None)
 
 @contextmanager
 def without_islands() -> Iterator[None]:
-    """Within it, what is traced has no islands, in every thread: each replica is traced in one of its own.
+    """Scope in which what is traced has no islands.
 
-    What was traced before stays as it is, and so does what keeps only its input for the backward pass, as
-    `keras_mp.layers.Gelu` does.
+    It holds in every thread: each replica is traced in one of its own. What was traced before stays as it is, and so
+    does what keeps only its input for the backward pass, as `keras_mp.layers.Gelu` does.
     """
     _count_scopes(1)
     try:
@@ -44,17 +44,20 @@ def _count_scopes(more: int) -> None:
 
 
 def has_islands() -> bool:
-    """Tells whether what is traced now may have islands: a graph for one CPU that is not jitted as a whole."""
+    """Tells whether what is traced now may have islands.
+
+    Such is a graph for one CPU that is not jitted as a whole.
+    """
     return not _scopes_without and tf.inside_function() and _runs_kernels_of_cpus()
 
 
 def is_differentiated_island() -> bool:
-    """Tells whether what is traced now may have islands, and a tape records: in inference there are none."""
+    """Tells whether it may have islands, and a tape records."""
     return could_possibly_record() and has_islands()
 
 
 def is_differentiated_by_kernels_of_cpus() -> bool:
-    """Tells whether a tape records what is traced or run now, by kernels of a CPU, islands or not."""
+    """Tells whether a tape records kernels of a CPU."""
     return could_possibly_record() and _runs_kernels_of_cpus()
 
 
@@ -65,10 +68,10 @@ def _runs_kernels_of_cpus() -> bool:
 def in_differentiated_island(
     forward: Callable[..., Any], backward: Callable[..., list[Any]], tensors: list[Any], how: Hashable
 ) -> Any | None:
-    """Calls a function as an island: one program forward, and one backward, which gets the tensors and nothing else.
+    """Calls a function as an island, forward and backward.
 
-    All calls with the same functions, shapes and settings share the two programs, so a new batch size compiles two; in
-    the step of a prepared model not more than `step.MOST` of them.
+    The latter gets the tensors and nothing else. All calls with the same functions, shapes and settings share the two
+    programs, so a new batch size compiles two; in the step of a prepared model not more than `step.MOST` of them.
 
     Args:
         forward: `forward(*tensors, how=how)`, a float tensor. It reads no variable.
@@ -93,13 +96,14 @@ def in_differentiated_island(
 
 
 def has_known_sizes(tensor: tf.Tensor) -> bool:
-    """Whether all sizes but the first are known when a step is traced: else each new one would compile anew."""
+    """Tells whether all sizes but the first are known."""
+    # Else each new one would compile anew.
     return tensor.shape.rank is not None and None not in tensor.shape[1:]
 
 
 @contextmanager
 def programs_if(condition: tf.Tensor) -> Iterator[None]:
-    """Within it, programs run where a boolean tensor of shape () is true; elsewhere their operations run as kernels."""
+    """Scope in which programs run where a condition is true."""
     token = _condition.set(condition)
     try:
         yield
@@ -108,7 +112,7 @@ def programs_if(condition: tf.Tensor) -> Iterator[None]:
 
 
 def call_program(function: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-    """Calls a function of tensors as a jitted program, which all calls with the same shapes and settings share.
+    """Calls a function as a jitted, shared program.
 
     Args:
         function: a function that reads no variable. It is not differentiated: the caller has a gradient of its own.

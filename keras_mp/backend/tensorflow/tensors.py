@@ -15,19 +15,19 @@ def as_tensor(x: Any) -> Any:
 
 
 def operation_of(tensor: tf.Tensor, kind: str) -> tf.Operation | None:
-    """The operation of a graph that computes a tensor, if it is of a kind such as "Cast"; else, and eagerly, None."""
+    """Returns a tensor's operation if it is of a kind."""
     if isinstance(tensor, tf.__internal__.EagerTensor) or tensor.op.type != kind:
         return None
     return tensor.op
 
 
 def bitcast(x: Any, dtype: str) -> Any:
-    """Reads the bits of each element as another dtype of the same size."""
+    """Reads the bits of elements as another dtype."""
     return tf.bitcast(x, dtype)
 
 
 def places(shape: tuple[Any, ...], start: Any = 0) -> Any:
-    """Numbers the elements of a tensor in row-major order: uint32 of its shape, modulo 2**32.
+    """Numbers elements in row-major order, uint32 modulo 2**32.
 
     Args:
         shape: ints, and int32 tensors of shape () where a size is not known before the program runs.
@@ -43,22 +43,23 @@ def places(shape: tuple[Any, ...], start: Any = 0) -> Any:
 
 
 def as_float4(x: Any) -> Any:
-    """Casts numbers of E2M1 to E4M3, which holds them all: TensorFlow has no dtype of four bits."""
+    """Casts numbers of E2M1 to E4M3, which holds them all."""
+    # TensorFlow has no dtype of four bits.
     return tf.cast(x, "float8_e4m3fn")
 
 
 def is_on_one_device() -> bool:
-    """Returns True: a replica computes on one device, with all weights."""
+    """Returns True: a replica is one device with all weights."""
     return True
 
 
 def part_of(variable: Any) -> tuple[Any, Any]:
-    """Reads a variable, of which each device has the whole here."""
+    """Reads a variable, which each device has whole here."""
     return as_tensor(variable), None
 
 
 def is_concrete(tensor: Any) -> bool:
-    """Tells whether a tensor has a value now, and is no part of a program that is being traced."""
+    """Tells whether a tensor has a value now."""
     return hasattr(tensor, "numpy")
 
 
@@ -68,7 +69,7 @@ def to_numpy(variable: keras.Variable) -> np.ndarray:
 
 
 def map_values(function: Callable[[Any], Any], gradient: Any) -> Any:
-    """Applies a function to the values that a dense, sparse or ragged gradient or tensor stores."""
+    """Applies a function to the values that a tensor stores."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
     if isinstance(gradient, tf.SparseTensor):
@@ -79,7 +80,7 @@ def map_values(function: Callable[[Any], Any], gradient: Any) -> Any:
 
 
 def values_of(gradient: Any) -> Any:
-    """Returns the values that a dense, sparse or ragged gradient or tensor stores, as a dense tensor."""
+    """Returns the values that any kind of tensor stores."""
     if isinstance(gradient, tf.RaggedTensor):
         return gradient.flat_values
     return gradient.values if isinstance(gradient, (tf.IndexedSlices, tf.SparseTensor)) else gradient

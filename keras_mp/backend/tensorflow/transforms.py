@@ -13,7 +13,7 @@ from keras_mp.backend.tensorflow.gradients import register_gradient
 
 
 def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
-    """Returns the same tensors, with which the compiler may begin nothing before the others are there.
+    """Returns the tensors, unused before the others are there.
 
     What is computed from them is not merged with the same computation elsewhere, so it is made anew.
     """
@@ -26,7 +26,7 @@ register_gradient("XlaOptimizationBarrier", lambda op, *upstream: upstream)
 
 
 def gradient_scope() -> Callable[[], Any]:
-    """Remembers where a custom gradient's forward pass is; the result makes the name scope of its backward pass."""
+    """Makes the name scope of a custom gradient's backward pass."""
     name = tf.get_current_name_scope()
     return lambda: tf.name_scope(f"gradient_tape/{name}/")
 
@@ -37,5 +37,6 @@ def no_allocation() -> Any:
 
 
 def lookups_wait() -> AbstractContextManager[None]:
-    """A scope that does nothing: the gradient of a lookup is the rows that were looked up, and no zeros."""
+    """Scope that does nothing."""
+    # The gradient of a lookup is the rows that were looked up, and no zeros.
     return nullcontext()
