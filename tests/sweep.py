@@ -27,8 +27,6 @@ warnings.simplefilter("ignore")  # of the architectures' own, about masks and ov
 import keras
 import numpy as np
 import tensorflow as tf
-from rich.console import Console
-from rich.table import Table
 from twins import twin
 
 import keras_mp
@@ -127,18 +125,17 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     arguments = parser.parse_args()
     names = [name for name in applications() if not arguments.only or any(part in name for part in arguments.only)]
-    console, rows, failed = Console(width=120), [], []
+    rows, failed = [], []
     for name in names:
         try:
             rows.append(row_in_own_process(name))
-            console.print(_line(rows[-1]), highlight=False)
+            print(*_cells(rows[-1]), sep="  ")
         except Exception as error:
             failed.append((name, f"{type(error).__name__}: {str(error)[:300]}"))
-            console.print(f"[red]{name}: {failed[-1][1]}")
-    console.print(_table(rows))
+            print(f"{name}: {failed[-1][1]}")
     worst = max((each.max_difference for each in rows), default=0.0)
-    console.print(f"{len(rows)} of {len(names)} models exported, {sum(each.low_precision_ops for each in rows)} "
-                  f"low-precision ops left, largest difference {worst:.1e}")  # fmt: skip
+    print(f"{len(rows)} of {len(names)} models exported, {sum(each.low_precision_ops for each in rows)} "
+          f"low-precision ops left, largest difference {worst:.1e}")  # fmt: skip
     if arguments.markdown:
         _write(arguments.markdown, rows, failed)
     return 1 if failed else 0
@@ -155,17 +152,6 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (row.name, f"{row.parameters:,}", keras_places, str(row.low_precision_ops), f"{row.nodes:,}",
             f"{row.max_difference:.1e}", gap, str(row.sensitive), str(row.left),
             f"{row.stabilized_gap:.1e}", f"{row.seconds:.1f}")  # fmt: skip
-
-
-def _line(row: Row) -> str:
-    return "  ".join(_cells(row))
-
-
-def _table(rows: list[Row]) -> Table:
-    table = Table(*COLUMNS)
-    for each in rows:
-        table.add_row(*_cells(each))
-    return table
 
 
 def _write(path: Path, rows: list[Row], failed: list[tuple[str, str]]) -> None:

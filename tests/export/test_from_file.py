@@ -82,13 +82,6 @@ def test_bad_input(options, error, message, tmp_path, monkeypatch):
 
 
 @only_tensorflow
-def test_the_command_says_what_is_missing_in_one_line(tmp_path):
-    done = command("model.keras", "out", "--format", "litert-int8", cwd=tmp_path)
-    assert done.returncode == 1 and "error: --format litert-int8 needs --calibrate" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@only_tensorflow
 def test_a_model_and_the_data_that_are_read_are_not_overwritten(tmp_path):
     keras.Sequential([keras.Input((3,)), layers.Dense(2)]).save(tmp_path / "m.keras")
     before = (tmp_path / "m.keras").read_bytes()

@@ -1,7 +1,6 @@
 """LiteRT files in int8: their ranges, what stays in float32, and what is left of each layer."""
 
 import dataclasses
-import importlib.util
 import os
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import zoo
+from exported import needs_tensorflow, only_tensorflow
 from keras import layers
 
 import keras_mp
@@ -17,13 +17,8 @@ from keras_mp.export.litert_file import LiteRTFile
 from keras_mp.export.verification import ExportError
 from keras_mp.system.packages import installed
 
-needs_what_makes_the_files = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow makes a LiteRT file, and is not installed"
-)
-pytestmark = [needs_what_makes_the_files]
 TENSORFLOW_VERSION = tuple(map(int, installed(["tensorflow"]).get("tensorflow", "0.0").split(".")[:2]))
-TENSORFLOW = keras.backend.backend() == "tensorflow"
-only_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="each export from JAX starts a process: one test has it")
+pytestmark = needs_tensorflow
 
 
 def export(model, path, data, **options):
@@ -110,7 +105,7 @@ def test_xnnpack_takes_a_zero_point_for_zero(tmp_path):
 
 
 @only_tensorflow
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.rare)])
 @pytest.mark.slow
 def test_attention_masked_or_not(causal, tmp_path):
     """Its two products stay in float32, and with a mask what is between, too."""
@@ -127,42 +122,6 @@ def test_attention_masked_or_not(causal, tmp_path):
     rows = {row.path: row for row in report.layers}
     assert rows["attention/attention_output"].measured > 20 and rows["last"].measured > 15
     assert report.max_difference < 0.2
-
-
-@only_tensorflow
-@pytest.mark.slow
-def test_recurrent_layers(tmp_path):
-    keras.config.set_dtype_policy("mixed_float16")
-    model = keras.Sequential([keras.Input((5, 6)), layers.GRU(8, name="memory"), layers.Dense(3, "softmax")])
-    data = zoo.normal(60, 5, 6)
-    report = export(model, tmp_path / "out.tflite", data, verify=data[:9])
-    assert report.max_difference < 0.1 and "memory" in [row.path for row in report.layers]
-
-
-@only_tensorflow
-@pytest.mark.slow
-def test_what_was_trained_keeps_its_accuracy(tmp_path):
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    x, y = digits.data.astype("float32"), digits.target
-    test = np.arange(len(x)) % 4 == 0
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    model = keras.Sequential(
-        [
-            keras.Input((64,), name="pixels"),
-            layers.Rescaling(1 / 16),
-            layers.Dense(64, "gelu"),
-            layers.Dense(10, dtype="float32"),
-        ]
-    )
-    model.compile(keras.optimizers.Adam(5e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model.fit(x[~test], y[~test], epochs=10, batch_size=64, verbose=0)
-    export(model, tmp_path / "out.tflite", x[~test], verify=x[:64])
-    run = LiteRTFile((tmp_path / "out.tflite").read_bytes()).runner(["output_0"])
-    in_int8 = np.mean(run({"pixels": x[test]})[0].argmax(axis=1) == y[test])
-    in_bfloat16 = np.mean(model.predict(x[test], verbose=0).argmax(axis=1) == y[test])
-    assert in_bfloat16 > 0.9 and in_int8 > in_bfloat16 - 0.02
 
 
 @only_tensorflow

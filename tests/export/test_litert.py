@@ -1,6 +1,5 @@
 """LiteRT files in float32: run with LiteRT's interpreter, and compared with numpy and with the model in float32."""
 
-import importlib.util
 import os
 import warnings
 
@@ -8,22 +7,15 @@ import keras
 import numpy as np
 import pytest
 import zoo
+from exported import in_float32, in_int32, needs_tensorflow, only_tensorflow
 from keras import layers
 
 import keras_mp
-from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.litert import unrolled
 from keras_mp.export.litert_file import LiteRTFile
 from keras_mp.export.verification import ExportError, relative_difference
-from keras_mp.rebuild.model import rebuild
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("tensorflow") is None, reason="TensorFlow makes a LiteRT file, and is not installed"
-    ),
-]
-TENSORFLOW = keras.backend.backend() == "tensorflow"
-only_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="each export from JAX starts a process: one test has it")
+pytestmark = needs_tensorflow
 
 
 def run(path, batch):
@@ -38,17 +30,13 @@ def run(path, batch):
     return run(**dict(zip(names, keras.tree.flatten(batch), strict=True)))
 
 
-def in_float32(model, batch):
-    return keras.tree.flatten(rebuild(model, to_float32, policy="float32").model(batch, training=False))
-
-
 # A recurrent one has hundreds of operators when unrolled.
 @pytest.mark.parametrize(
-    "name", ["functional", *(pytest.param(name, marks=pytest.mark.slow) for name in ("recurrent", "subclassed"))]
+    "name", ["functional", *(pytest.param(name, marks=pytest.mark.slow) for name in ("recurrent",))]
 )
 def test_every_kind_of_model(name, tmp_path):
     model, batch = zoo.build(name, "mixed_float16")
-    batch = keras.tree.map_structure(lambda x: x.astype("int32") if x.dtype == "int64" else x, batch)
+    batch = in_int32(batch)
     report = keras_mp.export.export_litert(model, tmp_path / "out.tflite", verify=batch)
     assert report.low_precision == 0 and report.max_difference <= 1e-5 and report.operators
     assert report.bytes == (tmp_path / "out.tflite").stat().st_size and os.listdir(tmp_path) == ["out.tflite"]

@@ -1,14 +1,9 @@
-import importlib.util
-
 import pytest
+from exported import needs_tensorflow
 
 from keras_mp.export.low_precision import count_nodes, low_precision
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("tensorflow") is None, reason="reading a SavedModel needs TensorFlow installed"
-    ),
-]
+pytestmark = needs_tensorflow
 
 
 def saved(tmp_path, function, **attributes):
@@ -59,13 +54,6 @@ def test_a_constant_and_a_variable(tmp_path):
     places = low_precision(path)
     assert any(place.op == "variable" and "float16" in place.what for place in places)
     assert any(place.op == "Const" and "tensor.dtype" in place.what and "bfloat16" in place.what for place in places)
-
-
-def test_an_unused_variable_counts_too(tmp_path):
-    import tensorflow as tf
-
-    path = saved(tmp_path, lambda x: x, idle=tf.Variable([1.0], dtype=tf.bfloat16))
-    assert any("stored in bfloat16" in place.what for place in low_precision(path))
 
 
 def test_integers_and_doubles_are_not_low_precision(tmp_path):

@@ -4,6 +4,7 @@ import adapted_models
 import keras
 import numpy as np
 import pytest
+from exported import served
 from keras import layers
 
 import keras_mp
@@ -16,13 +17,6 @@ pytestmark = pytest.mark.usefixtures("float32_policy")
 Int4 = keras.quantizers.Int4QuantizationConfig
 # Of float32 sums of 32 products, and of Keras's epsilon of 1e-7 in the scale of int8 and int4.
 ROUNDING = 1e-5
-
-
-def served(path, x):
-    import tensorflow as tf
-
-    loaded = tf.saved_model.load(str(path))
-    return np.asarray(loaded.serve(keras.tree.map_structure(tf.constant, x)))
 
 
 def dense(mode, config, policy, generator):
@@ -43,7 +37,7 @@ def dense(mode, config, policy, generator):
     ("mode", "config", "policy"),
     [
         ("int4", Int4(block_size=8), "mixed_bfloat16"),
-        pytest.param("int4", Int4(block_size=-1), "mixed_float16", marks=pytest.mark.slow),
+        pytest.param("int4", Int4(block_size=-1), "mixed_float16", marks=[pytest.mark.slow, pytest.mark.rare]),
         pytest.param("int8", None, "mixed_bfloat16", marks=pytest.mark.slow),
     ],
     ids=["int4 in groups", "int4", "int8"],
@@ -60,7 +54,11 @@ def test_a_merged_dense_layer_computes_what_the_known_weights_do(mode, config, p
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mode, equation", [("int4", "abc,cde->abde"), ("int8", "abde,dec->abc"), ("int4", "abc,dce->abde")]
+    "mode, equation",
+    [
+        ("int8", "abde,dec->abc"),
+        *(pytest.param("int4", equation, marks=pytest.mark.rare) for equation in ("abc,cde->abde", "abc,dce->abde")),
+    ],
 )
 def test_the_merged_kernel_of_an_einsum_is_what_keras_multiplies_by(mode, equation):
     """Unit vectors through Keras's own quantized product are the rows of its kernel."""
