@@ -171,6 +171,23 @@ def test_inputs_called_as_labels_and_weights_are_kept_and_read(tmp_path):
         np.testing.assert_array_equal(read, given)
 
 
+@pytest.mark.parametrize("shape", [list, dict])
+def test_a_batch_of_several_inputs_and_outputs_is_read_again_by_name(shape, tmp_path):
+    inputs = [keras.Input((2,), name=name) for name in ("a", "b")]
+    outputs = [keras.layers.Dense(1, name="sum")(keras.layers.Add()(inputs))]
+    outputs.append(keras.layers.Dense(1, name="product")(keras.layers.Multiply()(inputs)))
+    x, y, weights = (list(np.random.default_rng().random((2, 3, *size), "float32")) for size in ((2,), (1,), ()))
+    if shape is dict:  # of inputs under other keys than the names of their tensors, by which Keras finds them too
+        inputs, x = dict(zip(("left", "right"), inputs, strict=True)), dict(zip(("a", "b"), x, strict=True))
+        outputs, y, weights = (dict(zip(("sum", "product"), part, strict=True)) for part in (outputs, y, weights))
+    model = keras.Model(inputs, outputs)
+    np.savez(tmp_path / "data.npz", **named_arrays(model, (x, y, weights)))
+    (read,) = batches_of_file(tmp_path / "data.npz", model, 3)
+    for part, given in zip(read, (x, y, weights), strict=True):
+        np.testing.assert_array_equal(keras.tree.flatten(part), keras.tree.flatten(given))
+    assert shape is list or list(read[0]) == ["left", "right"]
+
+
 def test_an_ordered_dict_of_inputs_keeps_its_names():
     tensors = OrderedDict((name, keras.Input((2,), name=name)) for name in ("b", "a"))
     model = keras.Model(tensors, keras.layers.Dense(1)(keras.layers.Concatenate()(list(tensors.values()))))

@@ -1,4 +1,3 @@
-import json
 import math
 
 import keras
@@ -20,6 +19,7 @@ from keras import layers, ops
 import keras_mp
 from keras_mp import audit
 from keras_mp.conversion.to_float32 import in_float32
+from keras_mp.numerics.ranges import Range
 from keras_mp.precision.formats import FORMATS
 from keras_mp.precision.policy import set_global_policy
 
@@ -69,39 +69,19 @@ def test_tensorflow_does_not_warn_of_batches_of_many_sizes(monkeypatch):
     assert warned == []
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_damage_is_gradient_times_rounding_error(name):
-    from keras_mp.numerics.ranges import Range
-
+def test_damage_is_gradient_times_rounding_error():
     x, y = normal(32, 8), normal(32, 1)
     model = compiled(keras.Sequential([keras.Input((8,)), layers.Dense(1, use_bias=False, name="only")]))
-    report = audit(model, (x, y), sample=None)
+    damage = by_path(audit(model, (x, y), sample=None))["only"].damage
     w = np.asarray(model.get_weights()[0])
     prediction = x @ w
     gradient = 2 * (prediction - y) / 32
-    total = 0.0
-    for values, change in ((prediction, gradient), (w, x.T @ gradient)):
-        one = Range({"E4M3": None, "E5M2": None})
-        total += ((one.update(values)[name] * change.ravel()) ** 2).sum()
-    expected = math.sqrt(total) / ((prediction - y) ** 2).mean()
-    assert by_path(report)["only"].damage[name] == pytest.approx(expected, rel=0.05)
-
-
-def test_the_damage_is_the_size_of_what_rounding_does_to_the_loss():
-    """Over many inputs, the loss with one layer's output rounded to bfloat16 moves by the damage, to first order."""
-    model = compiled(
-        keras.Sequential([keras.Input((16,)), layers.Dense(32, name="first"), layers.Dense(1, name="last")])
-    )
-    w1, b1, w2, b2 = (np.asarray(weight, "float64") for weight in model.get_weights())
-    predicted, seen = [], []
-    for _ in range(200):
-        x, y = normal(8, 16), normal(8, 1)
-        h = (x @ w1 + b1).astype("float32")
-        g = 2 * (h @ w2 + b2 - y) / 8 @ w2.T
-        low = np.asarray(ops.convert_to_numpy(ops.cast(ops.cast(h, "bfloat16"), "float32")), "float64")
-        seen.append(((low @ w2 + b2 - y) ** 2).mean() - ((h @ w2 + b2 - y) ** 2).mean())
-        predicted.append(math.sqrt((((low - h) * g) ** 2).sum()))
-    assert np.std(seen) == pytest.approx(np.sqrt(np.mean(np.square(predicted))), rel=0.3)
+    for name in FORMATS:
+        total = 0.0
+        for values, change in ((prediction, gradient), (w, x.T @ gradient)):
+            errors = Range({"E4M3": None, "E5M2": None}).update(values)[name]
+            total += ((errors * change.ravel()) ** 2).sum()
+        assert damage[name] == pytest.approx(math.sqrt(total) / ((prediction - y) ** 2).mean(), rel=0.05), name
 
 
 def test_activations_past_float16_are_the_first_suspect():
@@ -137,12 +117,11 @@ def test_layers_that_need_the_loss_scale_are_said_in_one_sentence():
     assert f"loss scale: {len(saved)} layers need one, {saved[0].path} the most" in said
 
 
-@pytest.mark.parametrize("larger", [2.0**7, 2.0**12])
-def test_a_later_batch_with_larger_gradients_lowers_the_scale_and_overflows_nothing(larger):
+def test_a_later_batch_with_larger_gradients_lowers_the_scale_and_overflows_nothing():
     model = keras.Sequential([keras.Input((8,)), layers.Dense(4, name="first"), layers.Dense(1, name="last")])
     model.compile("sgd", "mse")
     x, y = normal(16, 8), normal(16, 1)
-    weak, strong = np.full(16, 1.0, "float32"), np.full(16, larger, "float32")
+    weak, strong = np.full(16, 1.0, "float32"), np.full(16, 2.0**12, "float32")
     report = audit(model, [(x, y, weak), (x, y, strong)])
     alone = audit(model, [(x, y, strong)])
     assert report.loss_scale == alone.loss_scale < audit(model, [(x, y, weak)]).loss_scale
@@ -156,18 +135,13 @@ def test_a_later_batch_with_larger_gradients_lowers_the_scale_and_overflows_noth
                 )
 
 
-def test_the_recommended_scale_fits_every_gradient():
+def test_a_healthy_model_has_no_suspects_and_a_scale_that_fits_every_gradient():
     report = audit(*healthy())
-    largest = max(each.ranges[r].largest for each in report.layers for r in each.ranges if "gradient" in r)
+    assert report.suspects() == [] and all(layer.verdicts["mixed_float16"].ok for layer in report.layers)
+    largest = max(layer.ranges[r].largest for layer in report.layers for r in layer.ranges if "gradient" in r)
     assert largest * report.loss_scale * 16 <= 65504 or report.loss_scale == 1
     assert math.log2(report.loss_scale).is_integer()
     assert largest * report.loss_scale * 32 > 65504 or report.loss_scale == 2.0**24
-
-
-def test_a_healthy_model_has_no_suspects():
-    report = audit(*healthy())
-    assert report.suspects() == [] and "all 4 layers fit float16" not in str(report)
-    assert all(each.verdicts["mixed_float16"].ok for each in report.layers)
 
 
 def test_a_mixed_model_is_audited_in_float32_and_left_alone():
@@ -234,17 +208,6 @@ def test_shared_layers_softmax_outputs_and_nested_models():
     assert found["head"].ranges["kernel gradient"].largest > 0
     expected = -np.log(np.asarray(model(x))[np.arange(16), y]).mean()
     assert report.loss == pytest.approx(expected, rel=1e-4)
-
-
-def test_json_and_html(tmp_path):
-    report = audit(*large_activations())
-    data = json.loads(report.to_json(tmp_path / "audit.json"))
-    assert json.loads((tmp_path / "audit.json").read_text()) == data
-    large = next(each for each in data["layers"] if each["path"] == "large")
-    assert large["damage"]["float16"] == "inf" and not large["verdicts"]["mixed_float16"]["ok"]
-    page = report.to_html(tmp_path / "deep" / "audit.html").read_text()
-    assert "<svg" not in page and "large" in page and "65504" in page and page.endswith("</html>\n")
-    assert "unsafe in float16: large" in str(report)
 
 
 def test_values_that_are_not_finite_in_float32_are_told():

@@ -45,12 +45,6 @@ def test_a_precision_that_plain_keras_cannot_train_in_is_not_called_bad_data(che
     assert keras_mp.numerics.find_nonfinite(plain, batch()) is None
 
 
-def test_data_of_another_shape_is_still_called_that():
-    x, y = batch()
-    with pytest.raises(ValueError, match="data does not fit model .*x of shape \\(8, 5\\)"):
-        keras_mp.audit(model_with(keras.layers.ReLU()), (x[:, :5], y))
-
-
 class Weighted(keras.Model):
     """A compile() of its own, without get_compile_config(), that keeps what compute_loss reads."""
 

@@ -23,10 +23,6 @@ from keras_mp.numerics import find_nonfinite
 from keras_mp.numerics.observe import ObservedStep
 
 
-def test_nothing_is_found_in_a_healthy_model():
-    assert find_nonfinite(*healthy("mixed_float16")) is None
-
-
 def test_activations_past_float16():
     found = find_nonfinite(*large_activations("mixed_float16"))
     assert (found.path, found.tensor, found.kind, found.remedy) == ("large", "output", "Inf", "float32 for this layer")
@@ -127,40 +123,10 @@ def test_a_loss_that_is_not_finite_by_itself():
     assert (found.path, found.tensor, found.remedy) == ("", "loss", "the layer's own arithmetic")
 
 
-def test_recurrent_layers_are_seen_from_outside():
-    model = keras.Sequential([keras.Input((5, 3)), layers.LSTM(4, name="lstm"), layers.Dense(1, name="head")])
-    model = compiled(model)
-    batch = (normal(4, 5, 3), normal(4, 1))
-    assert find_nonfinite(model, batch) is None
-    model.get_layer("head").kernel.assign(np.full((4, 1), np.nan))
-    assert find_nonfinite(model, batch).path == "head"
-
-
-def test_a_model_class_with_code_and_a_step_of_its_own():
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = layers.Dense(8, name="dense")
-
-        def call(self, x):
-            return ops.sum(ops.log(self.dense(x)), -1, keepdims=True)  # of negative numbers
-
-        def train_step(self, *arguments):
-            raise AssertionError("is not run")
-
-    model = Own()
-    model(normal(8, 8))
-    model.compile("sgd", loss="mse")
-    found = find_nonfinite(model, (normal(8, 8), normal(8, 1)))
-    assert found is not None and found.kind == "NaN"
-
-
-@pytest.mark.parametrize("jit, stabilized", [(False, True), pytest.param(True, False, marks=pytest.mark.slow)])
-def test_an_overflow_before_a_batch_normalization_is_not_blamed_on_moving_statistics(jit, stabilized):
+def test_an_overflow_before_a_batch_normalization_is_not_blamed_on_moving_statistics():
     place = int(np.random.default_rng().integers(3))
     model, (x, y) = normalized("mixed_float16", place)
-    model = keras_mp.stabilize(model) if stabilized else model
-    model.compile("sgd", "mse", jit_compile=jit)
+    keras_mp.stabilize(model).compile("sgd", "mse", jit_compile=False)
     assert first_overflow(model, x) == f"dense{place}"
     found = find_nonfinite(model, (x, y))
     assert (found.path, found.tensor, found.remedy) == (f"dense{place}", "output", "float32 for this layer")
@@ -199,26 +165,6 @@ def test_a_frozen_backbone_of_nan_in_float16_is_not_blamed_on_the_precision():
     found = find_nonfinite(model, (np.full((2, 64), 3e3, "float32"), np.zeros((2, 1))))
     assert (found.path, found.tensor, found.remedy) == ("dense0", "weight kernel", "a bad weight")
     assert np.isnan(dense[0].kernel).all()  # as it was
-
-
-@keras.saving.register_keras_serializable("test_nonfinite")
-class Picky(layers.Layer):
-    """Has no kernel for float16, as MaxPooling3D on a CPU."""
-
-    def call(self, x, training=False):
-        if training and self.compute_dtype == "float16":
-            raise TypeError("no kernel for float16")
-        return x
-
-
-def test_a_failure_of_kerass_own_is_not_blamed_on_the_data():
-    model = sequential(layers.Dense(8, name="dense"), Picky(dtype="mixed_float16"))
-    batch = (normal(16, 8), normal(16, 1))
-    with pytest.raises(ValueError, match="in float16, though.*Keras fails, too: TypeError: .*no kernel") as failure:
-        find_nonfinite(model, batch)
-    assert "data does not fit" not in str(failure.value) and "stabilize" not in str(failure.value)
-    with pytest.raises(ValueError, match="data does not fit model"):
-        find_nonfinite(model, (normal(16, 5), normal(16, 1)))
 
 
 @keras.saving.register_keras_serializable("test_nonfinite")
@@ -399,14 +345,3 @@ def test_each_run_of_an_observed_step_begins_with_the_same_state():
     assert step(batch) == step(batch)  # the same dropout
     for old, variable in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(old, variable.value)
-
-
-def test_no_weight_changes():
-    model, batch = healthy()
-    model = compiled(keras.Sequential([*model.layers[:-1], layers.BatchNormalization(), layers.Dense(1)]))
-    model(batch[0])
-    before = [np.copy(weight) for weight in model.get_weights()]
-    find_nonfinite(model, batch)
-    for old, new in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
-    assert keras_mp.numerics.find_nonfinite is find_nonfinite

@@ -7,7 +7,6 @@ from faults import first_overflow, normal, normalized, scale_only
 from keras import layers
 
 import keras_mp
-from keras_mp.numerics.data import batches_of_file
 
 
 def model_of(optimizer="sgd", dtype="float32"):
@@ -68,23 +67,18 @@ def test_calibration_is_told_from_trouble(tmp_path):
     assert finder.found.calibration and finder.found.scale == 2.0**15
 
 
-@pytest.mark.parametrize(
-    "jit, stabilized, skips", [(False, True, True), pytest.param(True, False, False, marks=pytest.mark.slow)]
-)
-def test_the_layer_that_overflows_is_named_and_not_the_batch_normalization_behind_it(tmp_path, jit, stabilized, skips):
+def test_the_layer_that_overflows_is_named_and_not_the_batch_normalization_behind_it(tmp_path):
     place = int(np.random.default_rng().integers(3))
     model, (x, y) = normalized("mixed_float16", place)
-    model = keras_mp.stabilize(model) if stabilized else model
-    optimizer = keras.optimizers.SGD(0.01)
     # Without atomic_skip the first skipped step leaves NaN in the moving statistics.
-    optimizer = keras_mp.LossScaleOptimizer(optimizer) if skips else optimizer
-    model.compile(optimizer, "mse", jit_compile=jit, auto_scale_loss=False)
+    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.01))
+    keras_mp.stabilize(model).compile(optimizer, "mse", jit_compile=False, auto_scale_loss=False)
     expected = first_overflow(model, x)
     finder = keras_mp.NonFiniteFinder(tmp_path, max_consecutive_skips=3)
     with pytest.warns(UserWarning, match="float32 for this layer"):
         fit(model, x, y, finder, epochs=3)
     assert (finder.found.path, finder.found.tensor) == (expected, "output")
-    assert ("moving_mean" in finder.found.advice) == skips
+    assert "moving_mean" in finder.found.advice
 
 
 def test_a_healthy_training_is_as_without_it(tmp_path):
@@ -120,51 +114,3 @@ def test_a_batch_of_strings_is_kept_so_that_numpy_reads_it(tmp_path):
         model.fit(data, verbose=0, callbacks=[finder])
     with np.load(finder.path) as batch:
         assert batch["x"].tolist() == words.tolist()
-
-
-class TwoInputs(keras.Model):
-    """Takes a dict, and names neither inputs nor outputs beforehand."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = layers.Dense(1, dtype="float32")
-
-    def call(self, inputs):
-        return self.dense(inputs["left"]) + self.dense(inputs["right"])
-
-
-def two_inputs(structure):
-    if structure == "subclassed":
-        return TwoInputs()
-    names = ("a", "b") if structure.startswith("dict") else (None, None)
-    left, right = (keras.Input((4,), name=name) for name in names)
-    sums = layers.Dense(1, name="sum")(layers.Add()([left, right]))
-    products = layers.Dense(1, name="product")(layers.Multiply()([left, right]))
-    if structure.startswith("dict"):
-        return keras.Model({"left": left, "right": right}, {"sum": sums, "product": products})
-    return keras.Model([left, right], [sums, products])
-
-
-@pytest.mark.parametrize("structure", ["unnamed list", "dict of others", "subclassed"])
-@pytest.mark.slow
-def test_a_batch_of_several_inputs_is_read_again_by_name(tmp_path, structure):
-    """Its arrays were called x_0 and x_1, which `keras-mp audit --data` does not know."""
-    model = two_inputs(structure)
-    x = {"left": normal(48, 4), "right": normal(48, 4)}
-    x["right"][37] = np.nan
-    y = {"sum": normal(48, 1), "product": normal(48, 1)}
-    weights = {"sum": np.full(48, 0.5, "float32"), "product": np.full(48, 2.0, "float32")}
-    if structure.endswith("list"):
-        x, y, weights = ([part[name] for name in part] for part in (x, y, weights))
-    elif structure == "subclassed":
-        y, weights = y["sum"], weights["sum"]
-    model.compile("sgd", "mse")
-    finder = keras_mp.NonFiniteFinder(tmp_path)
-    with pytest.warns(UserWarning, match="Remedy: a bad input record"):
-        fit(model, x, y, finder, sample_weight=weights)
-    (batch,) = batches_of_file(finder.path, model, 16)
-    for part, expected in zip(batch, (x, y, weights), strict=True):
-        keras.tree.assert_same_structure(part, expected)
-        for array, whole in zip(keras.tree.flatten(part), keras.tree.flatten(expected), strict=True):
-            np.testing.assert_array_equal(array, whole[32:48])
-    assert keras_mp.numerics.find_nonfinite(model, batch).records == [37 % 16]

@@ -153,7 +153,7 @@ def test_the_difference_of_large_numbers_in_a_graph():
 
 def test_layers_that_compute_well_move_as_far_as_rounding_moves():
     inputs = keras.Input((8, 16))
-    x = Block()(Block()(inputs))
+    x = Block()(inputs)
     x = layers.MultiHeadAttention(2, 8)(x, x)
     x = layers.GRU(16)(layers.BatchNormalization()(x))
     model = keras.Model(inputs, layers.Dense(1)(layers.Dropout(0.5)(x)))

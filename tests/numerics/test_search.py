@@ -44,13 +44,6 @@ def test_exactly_the_two_unsafe_layers_are_restored(searched):
     assert not search.tried[0].passed and search.tried[0].restored == ()
 
 
-def test_a_safe_model_keeps_everything_low():
-    model, _ = healthy()
-    search = search_policy(model, batches(), FLOAT16)
-    assert search.restored == {} and search.shares["mixed_float16"] == 1 and len(search.tried) == 1
-    assert "All layers pass" in str(search) and "100.0% in mixed_float16" in str(search)
-
-
 def test_fp8_where_it_passes():
     model, _ = healthy()
     search = search_policy(model, batches(4, 64), tolerance=0.5)
@@ -65,20 +58,6 @@ def test_a_tolerance_that_nothing_meets_gives_float32_and_says_so():
     search = search_policy(model, batches(), FLOAT16, tolerance=1e-9)
     assert search.base == "float32" and search.restored == {} and search.shares["float32"] == 1
     assert "Nothing below float32 meets a tolerance of 1e-09" in search.message
-
-
-def test_what_is_applied_trains_in_those_precisions(searched):
-    search = searched
-    model = search.apply(two_unsafe)
-    assert model.get_layer("dense_0").compute_dtype == "bfloat16"
-    assert model.get_layer("dense_1").compute_dtype == "float16"
-    assert isinstance(model.optimizer, keras_mp.LossScaleOptimizer)
-    x, y = batches(1)[0]
-    assert np.isfinite(model.train_on_batch(x, y))
-    keras.config.set_dtype_policy(search.policy)
-    by_hand = two_unsafe()
-    for one, other in zip(by_hand.layers, model.layers, strict=True):
-        assert one.compute_dtype == other.compute_dtype or isinstance(one, layers.InputLayer)
 
 
 def test_automatic_names_are_matched_in_order():
@@ -160,8 +139,12 @@ def test_a_policy_map_of_a_search_comes_back_as_it_is(searched, tmp_path):
     assert back.default_policy.name == searched.policy.default_policy.name == "mixed_float16"
     assert {path: back[path].name for path in back} == {path: searched.policy[path].name for path in searched.policy}
     model = searched.apply(two_unsafe)
+    assert isinstance(model.optimizer, keras_mp.LossScaleOptimizer)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     dtypes = {layer.name: layer.compute_dtype for layer in model.layers}
     assert {layer.name: layer.compute_dtype for layer in loaded.layers} == dtypes
     assert dtypes["dense_0"] == "bfloat16" and dtypes["dense_1"] == "float16"
+    keras.config.set_dtype_policy(back)
+    by_hand = {layer.name: layer.compute_dtype for layer in two_unsafe().layers[1:]}  # but of the input
+    assert by_hand == {name: dtypes[name] for name in by_hand}

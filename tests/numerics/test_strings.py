@@ -64,16 +64,6 @@ def test_the_layer_behind_the_text_that_overflows_is_named():
     assert (found.path, found.tensor, found.remedy) == ("embedding", "output", "float32 for this layer")
 
 
-@only_tensorflow
-def test_a_model_with_text_vectorization_is_searched():
-    labels = np.array([0, 1, 1, 0])
-    model = text_classifier(4)
-    search = keras_mp.search_policy(model, [(TEXTS, labels)] * 2, ["mixed_float16", "float32"])
-    built = search.apply(lambda: text_classifier(4))
-    assert built.get_layer("embedding").compute_dtype == "float16"
-    assert built.get_layer("vectorize").get_vocabulary() == model.get_layer("vectorize").get_vocabulary()
-
-
 @pytest.mark.jax
 @pytest.mark.skipif(TENSORFLOW, reason="TensorFlow trains on strings")
 def test_where_keras_cannot_train_on_strings_that_is_said():
