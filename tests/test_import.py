@@ -40,6 +40,11 @@ def test_importing_the_package_imports_neither_backend():
     assert not HEAVY & set(loaded) and "keras" not in loaded
 
 
+def test_classes_are_registered_also_where_keras_is_imported_after():
+    of_treated = "keras.saving.get_registered_object('keras_mp>Treated')"
+    run(f"import keras_mp, sys; assert 'keras' not in sys.modules; import keras; assert {of_treated}")
+
+
 def test_the_package_alone_as_a_wheel_holds_it_has_every_public_name_and_imports_nothing_heavy(tmp_path):
     shutil.copytree(ROOT / "keras_mp", tmp_path / "keras_mp")
     file, known, *loaded = run(

@@ -50,14 +50,14 @@ def build(precision, initial_scale=2.0**22, seed=11, **settings):
     """Augmentation, dropout, moving statistics, moving averages; float16 accumulates over 3 steps and overflows.
 
     "small" is float32 with dropout alone, which compiles fast; "float8 states" has one slot more that is large,
-    and "host states" has it in the host's memory.
+    and "host states" has it in the host's memory; "int4" trains LoRA on frozen codes.
     """
     layers = keras.layers
-    if precision in ("small", "float8 states", "host states"):
+    if precision in ("small", "float8 states", "host states", "int4"):
         keras.utils.set_random_seed(seed)
         small = [keras.Input((8, 8, 1)), layers.Flatten(), layers.Dropout(0.3), layers.Dense(4)]
         optimizer = keras.optimizers.AdamW(0.01)
-        if precision != "small":
+        if precision.endswith("states"):
             small[3:3] = [layers.Dense(64)]
             memory = "host" if precision == "host states" else "device"
             optimizer = keras_mp.LossScaleOptimizer(
@@ -68,6 +68,9 @@ def build(precision, initial_scale=2.0**22, seed=11, **settings):
                 release_gradients=memory == "host",
             )
         model = keras.Sequential(small, name="small")
+        if precision == "int4":
+            model.layers[-1].quantize("int4")
+            model.layers[-1].enable_lora(2)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, metrics=["accuracy"])
         return model

@@ -100,7 +100,7 @@ def test_killed_at_a_random_step_it_ends_with_the_same_bits(precision, tmp_path,
     [
         "mixed_float16",
         pytest.param("int8", marks=[pytest.mark.slow, pytest.mark.jax]),
-        *thirds(("fp8", "bfloat16", "float8 states")),
+        *thirds(("fp8", "bfloat16", "float8 states", "int4")),
     ],
 )
 def test_crashed_at_a_random_step_it_ends_with_the_same_bits(precision, tmp_path, trainer):
@@ -167,10 +167,10 @@ def test_a_training_that_is_stopped_saves_at_that_step_and_goes_on(step, newest,
 def test_counters_of_other_callbacks_go_on(tmp_path, small):
     def fit(folder, *actions):
         batches, model = data(), small.begin(small.start)
-        early = keras.callbacks.EarlyStopping("loss", min_delta=100.0, patience=4)  # none is so much better
+        early = keras.callbacks.EarlyStopping("loss", 100.0, 4, restore_best_weights=True)  # none is so much better
         saves = keras_mp.TrainingCheckpoint(folder, batches, every=2, callbacks=[early])
         model.fit(batches, epochs=9, shuffle=False, verbose=0, callbacks=[early, *actions, saves])
-        return early.stopped_epoch, early.wait
+        return early.stopped_epoch, early.wait, [weight.tolist() for weight in early.best_weights]
 
     whole = fit(tmp_path / "whole")
     assert whole[0] == 4
@@ -180,8 +180,8 @@ def test_counters_of_other_callbacks_go_on(tmp_path, small):
     assert fit(tmp_path / "crashed") == whole  # it had ended by itself: no more epochs
 
 
-@pytest.mark.parametrize("now", thirds(["fp8", "mixed_float16"]))
-def test_another_precision_goes_on_from_the_same_state(now, tmp_path, capsys, trainer):
+@pytest.mark.slow
+def test_another_precision_goes_on_from_the_same_state(tmp_path, capsys, trainer):
     plain, kept = trainer("float32"), {}
     plain.crashed(tmp_path, (1, 3), every=1)
 
@@ -189,16 +189,15 @@ def test_another_precision_goes_on_from_the_same_state(now, tmp_path, capsys, tr
         kept.update(values(callback.model))
 
     plain.trained(tmp_path / "look", Act((1, 2), look), every=0)  # the third step of the second epoch
-    other = build(now, gradient_accumulation_steps=None)
+    other = build("fp8", gradient_accumulation_steps=None)
     batches = data()
     saves = keras_mp.TrainingCheckpoint(tmp_path, batches)
     saves.set_model(other)
     saves.set_params({"epochs": 3, "steps": STEPS})
     saves.on_train_begin()
     told = capsys.readouterr().out
-    assert f"saved in float32, goes on in {now}" in told
-    assert ("the loss scale starts at its initial value" in told) == (now == "mixed_float16")
-    assert ("begins anew" in told) == (now == "fp8")
+    assert "saved in float32, goes on in fp8" in told and "begins anew" in told
+    assert "the loss scale starts at its initial value" not in told
     saved = [v for v in values(other).values() if v.dtype == np.float32 and v.size >= 16 and v.ndim < 3]
     expected = [v for v in kept.values() if v.dtype == np.float32 and v.size >= 16 and v.ndim < 3]
     for have, want in zip(saved, expected, strict=True):
@@ -230,14 +229,10 @@ def test_float16_goes_on_in_float32_and_back_in_the_middle_of_a_window(tmp_path,
     assert micro_batches == EPOCHS * STEPS - int(back.optimizer.skipped_steps.numpy())
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "emptied"])
-def test_a_damaged_newest_save_is_set_aside(damage, tmp_path, capsys, small):
+def test_a_damaged_newest_save_is_set_aside(tmp_path, capsys, small):
     small.crashed(tmp_path, (1, 5))
     newest = checkpoints_in(tmp_path)[0]
-    content = bytearray(newest.read_bytes())
-    if damage == "flipped":
-        content[len(content) // 2] ^= 1
-    newest.write_bytes({"cut": content[: len(content) // 2], "flipped": content, "emptied": b""}[damage])
+    newest.write_bytes(newest.read_bytes()[:-1])
     assert_same_training(small.whole, small.trained(tmp_path))
     told = capsys.readouterr().out
     assert f"{newest} is damaged" in told and "taking the one before it" in told
@@ -295,18 +290,6 @@ def test_a_save_of_another_model_is_refused_by_name(tmp_path, small):
         train("small", tmp_path, model=wider, force=True)
     for name, value in before.items():
         np.testing.assert_array_equal(values(wider)[name], value)
-
-
-def test_a_save_of_another_model_of_the_same_name_tells_them_apart(tmp_path, small):
-    """The message was: the checkpoint is of another model, 'sequential', than 'sequential'."""
-    small.crashed(tmp_path, (1, 0))
-    other = keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(5)], name="small")
-    other.compile("adamw", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-    with pytest.raises(CheckpointError) as caught:
-        train("small", tmp_path, model=other)
-    there, here = str(caught.value).splitlines()[1:3]
-    assert "262 values in 3 weights of " in there and "325 values in 2 weights of " in here
-    assert "seed_generator" in there and "seed_generator" not in here
 
 
 def test_a_save_of_another_optimizer_is_refused_without_force(tmp_path, capsys, small):

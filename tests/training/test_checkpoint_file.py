@@ -5,7 +5,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from keras_mp.training import checkpoint_file
 from keras_mp.training.checkpoint_file import (
     CheckpointError,
     Place,
@@ -41,14 +40,8 @@ def test_every_bit_comes_back_and_numpy_alone_reads_the_file(tmp_path):
         np.testing.assert_array_equal(arrays["other"], np.arange(4.0))
 
 
-def test_a_file_that_ends_too_early_or_has_another_format_says_so(tmp_path):
+def test_a_file_of_another_format_says_so(tmp_path):
     path = path_of(tmp_path, Place(0, 0))
-    write(path, [("a", np.arange(1000))], {})
-    content = path.read_bytes()
-    for damaged in (content[:-1], content[:100], b"", content.replace(b"\x05", b"\x06", 1)):
-        path.write_bytes(damaged)
-        with pytest.raises(CheckpointError):
-            Reader(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("manifest.json", json.dumps({"format": 99, "dtypes": {}}))
     with pytest.raises(CheckpointError, match="it has format 99, and this keras_mp reads 1"):
@@ -67,10 +60,3 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     with pytest.raises(OSError, match="No space left"):
         write(path, arrays(), {})
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
-
-
-def test_what_a_killed_process_left_is_removed(tmp_path):
-    (tmp_path / ".partial-epoch00000-step00000001.npz").touch()
-    (tmp_path / "kept.npz").touch()
-    checkpoint_file.remove_partial(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["kept.npz"]

@@ -52,23 +52,3 @@ def test_a_checkpoint_among_the_callbacks_changes_no_order(tmp_path):
         model.fit(batches, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
         ends.append(model.get_weights()[0])
     np.testing.assert_array_equal(*ends)
-
-
-def test_a_callback_that_says_the_epoch_is_obeyed():
-    epochs = []
-
-    class Says(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            batches.start_at(3 * epoch)
-            batches.seen.clear()
-
-        def on_epoch_end(self, epoch, logs=None):
-            epochs.append(sorted(batches.seen))
-
-    x = np.arange(10, dtype="float32")[:, None]
-    batches = Read(x, x, batch_size=4, seed=7)
-    batches.seen = {}
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    model.fit(batches, epochs=3, shuffle=False, verbose=0, callbacks=[Says()])
-    assert all(3 * epoch in read for epoch, read in enumerate(epochs))

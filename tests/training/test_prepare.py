@@ -77,19 +77,6 @@ def test_the_same_bits_as_the_calls_that_it_stands_for(precision):
         np.testing.assert_array_equal(actual, value)
 
 
-def test_a_step_that_overflows_changes_nothing():
-    set_policy("mixed_float16")
-    x, y = data()
-    model = keras_mp.prepare(build(), "adam", LOSS, run_eagerly=True)
-    model.train_on_batch(x, y)
-    before = [keras.ops.convert_to_numpy(weight) for weight in model.weights if weight.dtype == "float32"]
-    model.train_on_batch(np.full_like(x, 1e30), y)
-    after = [keras.ops.convert_to_numpy(weight) for weight in model.weights if weight.dtype == "float32"]
-    assert len(before) == 8
-    for value, changed in zip(before, after, strict=True):
-        np.testing.assert_array_equal(value, changed)
-
-
 def test_an_optimizer_with_a_loss_scale_of_its_own_is_used_as_it_is():
     set_policy("mixed_float16")
     optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(), keras_mp.LossScale.static(4.0))
@@ -153,13 +140,9 @@ def test_it_says_what_it_did_in_bfloat16_float32_and_fp8(capsys):
     assert lines["optimizer"] == "Adam, loss not scaled: no layer computes in float16"
     assert lines["jit"] == "off: run_eagerly=True"
     set_policy("mixed_bfloat16")
-    lines = said(capsys, build(), fp8=EVERYTHING)
+    lines = said(capsys, build(), fp8=EVERYTHING, state_dtype="float8")
     assert lines["fp8"] == "products of first and classes"
-
-
-def test_it_says_what_the_states_are_stored_in(capsys):
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    assert said(capsys, build(), state_dtype="float8")["optimizer"] == "Adam, states in float8, loss not scaled"
+    assert lines["optimizer"] == "Adam, states in float8, loss not scaled"
 
 
 def test_a_model_of_long_names_is_told_in_80_columns(capsys):
