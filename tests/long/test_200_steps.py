@@ -21,7 +21,3 @@ def test_two_processes_train_as_one_does(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "LIMIT", 1200)
     runs = ["float32", "mixed_bfloat16", "mixed_float16:0:17", "mixed_float16:1:17"]
     processes.check_two_processes(runs, [*runs, "--gpt", "--epochs", "40"], tmp_path)
-
-
-def test_a_restart_of_a_lost_training_goes_on(tmp_path):
-    processes.check_restart(tmp_path)

@@ -20,10 +20,10 @@ SIZES = {
 }  # fmt: skip
 
 
-def trained(strategy, weights, x, policy="float32"):
-    """The losses of three steps, the weights behind them, and whether experts are lean."""
+def trained(strategy, weights, x):
+    """The weights before some steps, the losses of these, and the weights after."""
     scope = keras_mp.parallel.distribute(strategy, 8) if strategy else contextlib.nullcontext()
-    with scope, keras_mp.set_global_policy(policy):
+    with scope:
         model = keras_hub.models.Qwen3MoeBackbone(**SIZES, router_aux_loss_coefficient=0.0)
         model.set_weights(weights or model.get_weights())
         start = model.get_weights()
@@ -38,19 +38,18 @@ def test_values_are_those_of_one_device():
     random = np.random.default_rng()
     x = {"token_ids": random.integers(0, 32, (64, 8)), "padding_mask": np.ones((64, 8), "int32")}
     start, losses, weights = trained(None, None, x)
-    for strategy in ("data", "fully_sharded"):
-        _, others, after = trained(strategy, start, x)
-        np.testing.assert_allclose(others, losses, rtol=1e-5)
-        for one, right in zip(after, weights, strict=True):
-            np.testing.assert_allclose(one, right, rtol=0, atol=1e-5)
+    _, others, after = trained("fully_sharded", start, x)
+    np.testing.assert_allclose(others, losses, rtol=1e-5)
+    for one, right in zip(after, weights, strict=True):
+        np.testing.assert_allclose(one, right, rtol=0, atol=1e-5)
 
 
-def sent(strategy, chosen_only):
+def sent(chosen_only):
     """What the devices send to each other in a compiled step, and the bytes of the weights."""
     import jax
 
     x = {name: np.ones((32, 8), "int32") for name in ("token_ids", "padding_mask")}
-    with keras_mp.parallel.distribute(strategy, 8):
+    with keras_mp.parallel.distribute("fully_sharded", 8):
         model = keras_mp.lean.make_lean(keras_hub.models.Qwen3MoeBackbone(**SIZES, router_aux_loss_coefficient=0.0))
         model.compile(keras.optimizers.SGD(0.1), "mse")
         if not chosen_only:
@@ -71,13 +70,11 @@ def sent(strategy, chosen_only):
 
 @only_jax
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["data", "fully_sharded"])
-def test_devices_send_the_bytes_of_own_code(strategy):
-    own, weights = sent(strategy, chosen_only=False)
-    chosen, _ = sent(strategy, chosen_only=True)
+def test_devices_send_the_bytes_of_own_code():
+    own, weights = sent(chosen_only=False)
+    chosen, _ = sent(chosen_only=True)
     assert chosen == own
     # On a ring a device sends 7/8 of the weights to gather them, and as much to sum their gradients into parts.
     kinds = {collective.kind: collective.wire for collective in own if collective.bytes > 4}
     share = weights * 7 // 8
-    expected = {"all-reduce": 2 * share} if strategy == "data" else {"all-gather": share, "reduce-scatter": share}
-    assert kinds == pytest.approx(expected, abs=8)
+    assert kinds == pytest.approx({"all-gather": share, "reduce-scatter": share}, abs=8)

@@ -115,6 +115,7 @@ def test_200_steps_in_hops_are_those_of_one_device_and_devices_are_in_the_order_
     assert all(len(v.value.addressable_shards) == DEVICES for v in model.variables)
 
 
+@pytest.mark.rare
 def test_200_steps_of_fewer_bits_in_hops_stay_near_one_device(in_two_hops):
     start, one = (on_one_device("mixed_bfloat16", steps)[2] for steps in (1, 200))
     many = trained("mixed_bfloat16", 200, reduce_dtype="bfloat16", gather_dtype="float8")[2]

@@ -79,6 +79,7 @@ def test_loaded_values_are_those_saved_to_the_bit(devices, preset):
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_a_preset_in_several_files_and_one_in_another_dtype(preset, tmp_path):
     load(preset).save_to_preset(str(tmp_path / "parts"), max_shard_size=2.5 / 2**10)
     assert len(list((tmp_path / "parts").glob("*.weights.h5"))) > 1
@@ -180,12 +181,9 @@ def test_keras_alone_moves_the_whole_to_one_device(monkeypatch):
 
 
 INITIALIZERS = {
-    "RandomNormal": lambda: keras.initializers.RandomNormal(0.0, 0.02, seed=5),
     "with a mean": lambda: keras.initializers.RandomNormal(0.3, 0.02, seed=5),
-    "VarianceScaling": lambda: keras.initializers.VarianceScaling(1.0, "fan_in", seed=7),
     "GlorotUniform": lambda: keras.initializers.GlorotUniform(seed=2**31 + 9),
     "from a generator": lambda: keras.initializers.TruncatedNormal(0.0, 0.5, seed=keras.random.SeedGenerator(3)),
-    "Constant": lambda: keras.initializers.Constant(0.3),
     "of its own": lambda: lambda shape, dtype: keras.random.normal(shape, seed=4, dtype=dtype),
 }
 
@@ -208,6 +206,7 @@ def test_initial_values_do_not_depend_on_the_devices(name):
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_a_wrong_preset_is_told(preset, tmp_path):
     folder = tmp_path / "wrong"
     shutil.copytree(preset, folder)
@@ -220,12 +219,6 @@ def test_a_wrong_preset_is_told(preset, tmp_path):
             load(str(folder))
         told.append(str(error.value).partition("<")[0])
     assert told[0] == told[1]
-    (folder / "model.weights.h5").write_bytes(b"no weights")
-    with keras_mp.parallel.distribute("fully_sharded", DEVICES):
-        with pytest.raises(OSError, match="file signature not found"):
-            load(str(folder))
-        with pytest.raises(ValueError, match="config.json"):
-            load(str(tmp_path))
 
 
 def assert_laid_out(backbone, get_layout_map):

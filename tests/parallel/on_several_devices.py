@@ -118,7 +118,10 @@ def check_language_model(policy, layouts, steps):
         print()
 
 
-@pytest.mark.parametrize("policy, layouts", PARTS, ids=lambda part: part if isinstance(part, str) else "")
+@pytest.mark.parametrize(
+    "policy, layouts",
+    [pytest.param(*part, id=part[0], marks=[pytest.mark.rare] * (place != 1)) for place, part in enumerate(PARTS)],
+)
 @pytest.mark.slow
 def test_language_model_equals_one_device(policy, layouts):
     check_language_model(policy, layouts, steps=8)
@@ -188,6 +191,7 @@ def test_a_last_ragged_batch_counts_by_its_rows(layout):
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_targets_that_do_not_count_may_be_more_on_one_device():
     rng = np.random.default_rng()
     tokens = rng.integers(1, 32, (2 * ALL, 8))
@@ -321,17 +325,12 @@ def values_of(model):
 def test_a_checkpoint_of_each_layout_loads_into_another(tmp_path):
     layouts = [(None, 1), *(LAYOUTS if TENSORFLOW else [("data", 4), ("fully_sharded", 8), ("tensor", 4)])]
     x, y = batches(CONFIG)[0]
-
-    def make():
-        model = build(CONFIG)
-        optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3))
-        model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy(), **MODE)
-        return model
-
     for (layout, devices), (other, count) in itertools.pairwise([*layouts, layouts[0]]):
         file = tmp_path / f"{layout}.keras"
         with scope_of(layout, devices):
-            model = make()
+            model = build(CONFIG)
+            optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3))
+            model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy(), **MODE)
             model.fit(x, y, batch_size=16, verbose=0)
             model.save(file)
             saved, logits = values_of(model), model.predict(x, verbose=0)
@@ -341,18 +340,6 @@ def test_a_checkpoint_of_each_layout_loads_into_another(tmp_path):
             for one, two in zip(saved, values_of(loaded), strict=True):
                 np.testing.assert_array_equal(one, two)
             np.testing.assert_allclose(loaded.predict(x, verbose=0), logits, rtol=1e-4, atol=1e-5)
-            # By values, as a checkpoint of one's own would.
-            fresh = make()
-            fresh.optimizer.build(fresh.trainable_variables)
-            for variable, value in zip((*fresh.variables, *fresh.optimizer.variables), saved, strict=True):
-                variable.assign(value)
-            for one, two in zip(saved, values_of(fresh), strict=True):
-                np.testing.assert_array_equal(one, two)
-    if not TENSORFLOW:
-        return
-    # A model that was trained on several exports from one.
-    report = keras_mp.export_float32(keras.saving.load_model(tmp_path / "data.keras"), tmp_path / "export", verify=x)
-    assert report is not None
 
 
 def test_a_batch_that_the_devices_cannot_divide():
@@ -393,16 +380,6 @@ def split_over(variable):
     """How many devices have a part of a variable, and not all of it."""
     whole = np.prod(variable.shape)
     return whole // np.prod(variable.value.addressable_shards[0].data.shape)
-
-
-@only_jax
-def test_a_strangers_dense_1_is_not_split_because_keras_called_it_so():
-    with keras_mp.parallel.distribute("tensor", 4):
-        model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(8), keras.layers.Dense(8, name="dense_1")])
-        model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD(), keras_mp.LossScale.none()), "mse")
-        with pytest.raises(ValueError, match="splits no weight of this model, because no rule says which: pass rules="):
-            model.fit(np.zeros((4, 16)), np.zeros((4, 8)), verbose=0)
-    assert split_over(model.layers[1].kernel) == 1
 
 
 @only_jax
@@ -469,15 +446,9 @@ def test_fp8_scales_agree_on_all_devices(layout):
 
 @only_jax
 @pytest.mark.parametrize(
-    "state_dtype, layouts, memory",
-    [
-        ("float8", [("fully_sharded", 8), ("tensor", 4)], "device"),
-        ("bfloat16", [("fully_sharded", 4)], "device"),  # whole copies: tests/loss_scaling/on_replicas.py
-        ("float8", [("fully_sharded", 8)], "host"),
-    ],
-    ids=["float8", "bfloat16", "on the host"],
+    "layouts, memory", [([("fully_sharded", 8), ("tensor", 4)], "device"), ([("fully_sharded", 8)], "host")]
 )
-def test_small_states_are_split_as_their_weight_and_have_the_same_bits(state_dtype, layouts, memory):
+def test_small_states_are_split_as_their_weight_and_have_the_same_bits(layouts, memory):
     keras.config.set_dtype_policy("float32")
     # Integers, whose products and sums are exact in any order.
     x, y = np.random.default_rng().integers(-8, 9, (2, 24, 64)).astype("float32")
@@ -491,7 +462,7 @@ def test_small_states_are_split_as_their_weight_and_have_the_same_bits(state_dty
                 inner,
                 keras_mp.LossScale.none(),
                 release_gradients=memory == "host",
-                state_dtype=state_dtype,
+                state_dtype="float8",  # whole copies: tests/loss_scaling/on_replicas.py
                 state_memory=memory if layout else "device",
             )
             model.compile(optimizer, lambda y, out: keras.ops.sum(y * out, axis=-1), **MODE)
@@ -499,7 +470,7 @@ def test_small_states_are_split_as_their_weight_and_have_the_same_bits(state_dty
         if layout and memory == "host":
             assert inner._velocities[0].values.value.sharding.memory_kind == "pinned_host"
         slot = inner._velocities[0]
-        for variable in slot.variables if layout in ("fully_sharded", "tensor") else ():
+        for variable in slot.variables if layout else ():
             assert on_each(dense.kernel)[0].size == 64 * 64 // (devices if layout == "fully_sharded" else 2)
             whole = int(np.prod(variable.shape))
             parts = devices if layout == "fully_sharded" else 2 if variable is slot.values else 1
@@ -514,8 +485,7 @@ def test_small_states_are_split_as_their_weight_and_have_the_same_bits(state_dty
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, rate, devices", [("SGD", 0.1, ALL), ("AdamW", 1e-3, 2)])
-def test_bfloat16_weights_are_rounded_alike_on_one_and_several_devices(name, rate, devices):
+def test_bfloat16_weights_are_rounded_alike_on_one_and_several_devices():
     draw = np.random.default_rng()
     x = draw.integers(-2, 3, (4 * 16, 16)).astype("float32")  # all sums of gradients are exact
     start = draw.normal(size=(16, 64))
@@ -526,7 +496,7 @@ def test_bfloat16_weights_are_rounded_alike_on_one_and_several_devices(name, rat
             dense = keras.layers.Dense(64, use_bias=False)
             model = keras.Sequential([keras.Input((16,)), dense])
             dense.kernel.assign(start)
-            optimizer = keras_mp.LossScaleOptimizer(getattr(keras.optimizers, name)(rate), keras_mp.LossScale.none())
+            optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3), keras_mp.LossScale.none())
             model.compile(optimizer, loss=lambda _, y: keras.ops.cast(y, "float32"), **MODE)
             model.fit(x, np.zeros((len(x), 64), "float32"), batch_size=16, shuffle=False, verbose=0)
         assert number(optimizer.iterations) == 4
@@ -535,7 +505,7 @@ def test_bfloat16_weights_are_rounded_alike_on_one_and_several_devices(name, rat
     alone = trained()
     assert (alone != number(keras.ops.cast(keras.ops.cast(start, "bfloat16"), "float32"))).mean() > 0.05
     for layout in SPLIT:
-        np.testing.assert_array_equal(trained(layout, devices), alone)
+        np.testing.assert_array_equal(trained(layout, 2), alone)
 
 
 @only_jax

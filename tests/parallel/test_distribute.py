@@ -4,7 +4,7 @@ from pathlib import Path
 
 import keras
 import pytest
-from in_own_process import QUICK, SLOW, run
+from in_own_process import QUICK, RARE, SLOW, run
 
 import keras_mp
 from keras_mp.parallel.distribution import make_plan
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.jax
 only_jax = pytest.mark.skipif(TENSORFLOW, reason="TensorFlow has data parallelism only")
 
 
-@pytest.mark.parametrize("part", [QUICK, SLOW])
+@pytest.mark.parametrize("part", [QUICK, SLOW, RARE])
 def test_several_devices_do_as_one(part):
     names = ["on_several_devices"]
     if not TENSORFLOW:

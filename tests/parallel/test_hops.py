@@ -65,5 +65,6 @@ def test_a_plan_for_a_slice_has_its_hops():
 @pytest.mark.slow
 @pytest.mark.jax
 @pytest.mark.timeout(900)
-def test_sums_in_hops_on_16_devices():
-    run(Path(__file__).with_name("hops_on_devices.py"), "not slow", devices=16)
+@pytest.mark.parametrize("part", ["not rare", pytest.param("rare", marks=pytest.mark.rare)])
+def test_sums_in_hops_on_16_devices(part):
+    run(Path(__file__).with_name("hops_on_devices.py"), part, devices=16)
