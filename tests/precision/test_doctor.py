@@ -13,7 +13,7 @@ import keras_mp.precision.policy
 import keras_mp.system.host
 from keras_mp.precision import doctor as doctor_module
 from keras_mp.precision.chips import CHIPS
-from keras_mp.precision.doctor import configured_backend, doctor, main
+from keras_mp.precision.doctor import configured_backend, main
 from keras_mp.precision.hardware import Device
 
 
@@ -172,9 +172,3 @@ print(sorted({{"keras", "tensorflow", "jax"}} & set(sys.modules)))
     assert done.returncode == 0, done.stderr
     assert f"set to the backend '{name}', which is not installed" in flat(done.stdout)
     assert done.stdout.endswith("[]\n"), "the page of a missing backend must import none"
-
-
-def test_doctor_is_renderable_anywhere():
-    console = Console(width=40, record=True, file=open(os.devnull, "w"))
-    console.print(doctor())
-    assert "Versions" in console.export_text()

@@ -11,10 +11,6 @@ def test_a_dot_is_two_operations_a_product():
     assert dot_flops((rows, columns), (summed,)) == 2 * products
 
 
-def test_an_empty_batch_costs_nothing():
-    assert dot_flops((0, 16), (8,)) == 0
-
-
 def test_a_convolution():
     for _ in range(20):
         a_random_convolution(np.random.default_rng())

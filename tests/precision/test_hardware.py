@@ -1,33 +1,7 @@
 import dataclasses
 
+import fake_devices as fake
 import pytest
-from fake_devices import (
-    A100,
-    ALL,
-    AMX_CPU,
-    ARC,
-    ARM_CPU,
-    AVX512_CPU,
-    B200,
-    CPUS,
-    H100,
-    H200,
-    L4,
-    METAL,
-    MI100,
-    MI250X,
-    MI300X,
-    MI350X,
-    P100,
-    PLAIN_CPU,
-    RADEON,
-    RTX_3060,
-    SILENT_CPU,
-    T4,
-    TPUS,
-    UNKNOWN_TPU,
-    V100,
-)
 
 from keras_mp import backend
 from keras_mp.backend.common.device import DeviceInfo
@@ -38,35 +12,35 @@ from keras_mp.precision.policy import choose_policy
 
 # The dtypes, beside float32, that pay on a device.
 RULES = [
-    *[(tpu, "bfloat16") for tpu in TPUS[:-1]],
-    (TPUS[-1], "bfloat16 fp8"),
-    (UNKNOWN_TPU, "bfloat16"),
-    (P100, ""),
-    (V100, "float16"),
-    (T4, "float16"),
-    (A100, "float16 bfloat16"),
-    (RTX_3060, "float16 bfloat16"),
-    (L4, "float16 bfloat16 fp8"),
-    (H100, "float16 bfloat16 fp8"),
-    (H200, "float16 bfloat16 fp8"),
-    (B200, "float16 bfloat16 fp8"),
-    (MI100, "float16"),
-    (MI250X, "float16 bfloat16"),
-    (MI300X, "float16 bfloat16"),
-    (MI350X, "float16 bfloat16"),
-    (RADEON, ""),
-    (METAL, ""),
-    (ARC, ""),
-    (PLAIN_CPU, ""),
-    (AVX512_CPU, "bfloat16"),
-    (AMX_CPU, "bfloat16"),
-    (ARM_CPU, ""),
-    (SILENT_CPU, ""),
+    *[(tpu, "bfloat16") for tpu in fake.TPUS[:-1]],
+    (fake.TPUS[-1], "bfloat16 fp8"),
+    (fake.UNKNOWN_TPU, "bfloat16"),
+    (fake.P100, ""),
+    (fake.V100, "float16"),
+    (fake.T4, "float16"),
+    (fake.A100, "float16 bfloat16"),
+    (fake.RTX_3060, "float16 bfloat16"),
+    (fake.L4, "float16 bfloat16 fp8"),
+    (fake.H100, "float16 bfloat16 fp8"),
+    (fake.H200, "float16 bfloat16 fp8"),
+    (fake.B200, "float16 bfloat16 fp8"),
+    (fake.MI100, "float16"),
+    (fake.MI250X, "float16 bfloat16"),
+    (fake.MI300X, "float16 bfloat16"),
+    (fake.MI350X, "float16 bfloat16"),
+    (fake.RADEON, ""),
+    (fake.METAL, ""),
+    (fake.ARC, ""),
+    (fake.PLAIN_CPU, ""),
+    (fake.AVX512_CPU, "bfloat16"),
+    (fake.AMX_CPU, "bfloat16"),
+    (fake.ARM_CPU, ""),
+    (fake.SILENT_CPU, ""),
 ]
 
 
 def test_every_device_has_a_rule():
-    assert [device for device, _ in RULES] == ALL
+    assert [device for device, _ in RULES] == fake.ALL
 
 
 def test_a_rule_and_its_reason_a_sentence_that_names_the_device():
@@ -79,27 +53,27 @@ def test_a_rule_and_its_reason_a_sentence_that_names_the_device():
 
 def test_a_reason_says_why():
     for dtype, device, said in [
-        ("fp8", A100, "8.9 is the first"),
-        ("fp8", MI300X, "FNUZ"),
-        ("fp8", MI300X, "the same numerics"),
-        ("fp8", PLAIN_CPU, "the same numerics"),
-        ("fp8", TPUS[3], "the same numerics"),
-        ("fp8", UNKNOWN_TPU, "unknown generation"),
-        ("bfloat16", T4, "compute capability 7.5"),
-        ("bfloat16", PLAIN_CPU, "neither avx512_bf16 nor amx_bf16"),
-        ("bfloat16", ARM_CPU, "have not been measured"),
-        ("bfloat16", SILENT_CPU, "does not report it"),
-        ("bfloat16", METAL, "Apple GPU"),
-        ("bfloat16", ARC, "unknown vendor"),
-        ("float16", AVX512_CPU, "slower in float16"),
-        ("float32", TPUS[2], "rounds the operands of matrix products to bfloat16"),
+        ("fp8", fake.A100, "8.9 is the first"),
+        ("fp8", fake.MI300X, "FNUZ"),
+        ("fp8", fake.MI300X, "the same numerics"),
+        ("fp8", fake.PLAIN_CPU, "the same numerics"),
+        ("fp8", fake.TPUS[3], "the same numerics"),
+        ("fp8", fake.UNKNOWN_TPU, "unknown generation"),
+        ("bfloat16", fake.T4, "compute capability 7.5"),
+        ("bfloat16", fake.PLAIN_CPU, "neither avx512_bf16 nor amx_bf16"),
+        ("bfloat16", fake.ARM_CPU, "have not been measured"),
+        ("bfloat16", fake.SILENT_CPU, "does not report it"),
+        ("bfloat16", fake.METAL, "Apple GPU"),
+        ("bfloat16", fake.ARC, "unknown vendor"),
+        ("float16", fake.AVX512_CPU, "slower in float16"),
+        ("float32", fake.TPUS[2], "rounds the operands of matrix products to bfloat16"),
     ]:
         assert said in support(dtype, device).reason
 
 
 def test_compute_capability_compares_as_numbers():
     assert support("fp8", Device("gpu", "NVIDIA Thor", "11.0")).ok
-    assert support("bfloat16", B200).ok
+    assert support("bfloat16", fake.B200).ok
 
 
 def test_a_tpu_of_a_new_generation_multiplies_in_what_its_row_says():
@@ -126,15 +100,14 @@ def test_rocm_may_append_features_to_the_target():
 def test_unknown_dtype():
     for dtype in ("float8", "mixed_bfloat16", ""):
         with pytest.raises(ValueError, match=f"dtype='{dtype}' must be one of 'float32', 'float16', 'bfloat16', 'fp8'"):
-            support(dtype, H100)
+            support(dtype, fake.H100)
 
 
 def test_vendor():
-    for device, vendor in [
-        *((TPUS[0], "google"), (UNKNOWN_TPU, "google"), (H100, "nvidia"), (RTX_3060, "nvidia"), (MI100, "amd")),
-        *((RADEON, "amd"), (METAL, "apple"), (ARC, ""), *((device, "") for device in CPUS)),
-    ]:
-        assert device.vendor == vendor, device.name
+    google, nvidia = (fake.TPUS[0], fake.UNKNOWN_TPU), (fake.H100, fake.RTX_3060)
+    of_vendors = {"google": google, "nvidia": nvidia, "amd": (fake.MI100, fake.RADEON), "apple": (fake.METAL,)}
+    for vendor, devices in (of_vendors | {"": (fake.ARC, *fake.CPUS)}).items():
+        assert [device.vendor for device in devices] == [vendor] * len(devices)
 
 
 def test_list_devices_counts_and_completes(monkeypatch):

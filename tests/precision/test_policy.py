@@ -1,28 +1,8 @@
 import warnings
 
+import fake_devices as fake
 import keras
 import pytest
-from fake_devices import (
-    A100,
-    ALL,
-    AMX_CPU,
-    ARC,
-    ARM_CPU,
-    AVX512_CPU,
-    B200,
-    CPUS,
-    H100,
-    L4,
-    METAL,
-    MI100,
-    MI250X,
-    MI300X,
-    P100,
-    PLAIN_CPU,
-    T4,
-    TPUS,
-    V100,
-)
 
 from keras_mp.precision import policy
 from keras_mp.precision.policy import choose_policy, set_global_policy
@@ -54,23 +34,23 @@ def global_name():
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_auto_on_accelerators(on, backend):
     for name, devices in {
-        "float32": (P100, ARC, METAL),
-        "mixed_float16": (V100, T4, MI100),
-        "mixed_bfloat16": (*TPUS, A100, L4, H100, B200, MI250X, MI300X),
+        "float32": (fake.P100, fake.ARC, fake.METAL),
+        "mixed_float16": (fake.V100, fake.T4, fake.MI100),
+        "mixed_bfloat16": (*fake.TPUS, fake.A100, fake.L4, fake.H100, fake.B200, fake.MI250X, fake.MI300X),
     }.items():
         for device in devices:
             on(device, backend)
             choice = choose_policy()
             assert choice.policy == name, device.name
             # On JAX always; on TensorFlow wherever there is XLA.
-            assert choice.jit_compile == (backend == "jax" or device is not METAL), device.name
+            assert choice.jit_compile == (backend == "jax" or device is not fake.METAL), device.name
             assert device.name in choice.reason
 
 
 def test_auto_on_a_cpu(on, monkeypatch):
-    for device in CPUS:
+    for device in fake.CPUS:
         on(device, "tensorflow")
-        fast = device in (AVX512_CPU, AMX_CPU)
+        fast = device in (fake.AVX512_CPU, fake.AMX_CPU)
         choice = choose_policy()
         assert choice.policy == ("mixed_bfloat16" if fast else "float32") and not choice.jit_compile, device.flags
         on(device, "jax")
@@ -83,24 +63,19 @@ def test_auto_on_a_cpu(on, monkeypatch):
 
 
 def test_the_reason_tells_the_measurement_on_a_cpu(on, monkeypatch):
-    on(AVX512_CPU, "tensorflow")
+    on(fake.AVX512_CPU, "tensorflow")
     assert "Dense layers of 256 units or more train 1.1 to 1.4 times as fast as in float32" in choose_policy().reason
-    on(AVX512_CPU, "jax")
+    on(fake.AVX512_CPU, "jax")
     monkeypatch.setattr(policy, "bfloat16_options", dict)
     assert "no faster than float32 with JAX: jax 0.12 and Python 3.12" in choose_policy().reason
     monkeypatch.setattr(policy, "bfloat16_options", lambda: {"an_option_of_xla": True})
     assert "a model that prepare made" in choose_policy().reason
-    on(ARM_CPU)
+    on(fake.ARM_CPU)
     assert "not been measured" in choose_policy().reason
 
 
-def test_choose_policy_takes_a_device(on):
-    on(PLAIN_CPU)
-    assert choose_policy(H100).policy == "mixed_bfloat16"
-
-
 def test_auto_never_warns(on):
-    for device in ALL:
+    for device in fake.ALL:
         on(device)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -111,7 +86,7 @@ def test_auto_never_warns(on):
 
 
 def test_set_global_policy_reaches_layers(on):
-    on(T4)
+    on(fake.T4)
     assert set_global_policy("auto").policy == "mixed_float16"
     layer = keras.layers.Dense(1)
     layer.build((None, 1))
@@ -121,12 +96,12 @@ def test_set_global_policy_reaches_layers(on):
 @pytest.mark.parametrize(
     ("device", "backend", "name", "use"),
     [
-        (T4, "tensorflow", "mixed_bfloat16", "mixed_float16"),
-        (P100, "tensorflow", "mixed_float16", "float32"),
-        (TPUS[3], "jax", "mixed_float16", "mixed_bfloat16"),
-        (PLAIN_CPU, "tensorflow", "mixed_bfloat16", "float32"),
-        (AVX512_CPU, "tensorflow", "mixed_float16", "mixed_bfloat16"),
-        (AVX512_CPU, "jax", "mixed_bfloat16", "float32"),
+        (fake.T4, "tensorflow", "mixed_bfloat16", "mixed_float16"),
+        (fake.P100, "tensorflow", "mixed_float16", "float32"),
+        (fake.TPUS[3], "jax", "mixed_float16", "mixed_bfloat16"),
+        (fake.PLAIN_CPU, "tensorflow", "mixed_bfloat16", "float32"),
+        (fake.AVX512_CPU, "tensorflow", "mixed_float16", "mixed_bfloat16"),
+        (fake.AVX512_CPU, "jax", "mixed_bfloat16", "float32"),
     ],
 )
 def test_an_unserved_policy_is_set_with_a_warning_at_the_caller(on, device, backend, name, use):
@@ -140,11 +115,11 @@ def test_an_unserved_policy_is_set_with_a_warning_at_the_caller(on, device, back
 
 
 def test_fp8_is_mixed_bfloat16_with_layers_to_convert(on):
-    on(H100)
+    on(fake.H100)
     choice = set_global_policy("fp8")
     assert choice.policy == "fp8" and choice.jit_compile and "fp8 tensor cores" in choice.reason
     assert global_name() == "mixed_bfloat16"
-    on(A100)
+    on(fake.A100)
     with pytest.warns(UserWarning, match="fp8: .* no FP8 tensor cores .* Use 'mixed_bfloat16' here"):
         assert set_global_policy("fp8").policy == "fp8"
 
@@ -170,7 +145,7 @@ def test_unknown_name(name, said):
 
 
 def test_policy_scope_restores_after_an_exception(on):
-    on(H100)
+    on(fake.H100)
     keras.mixed_precision.set_global_policy("mixed_float16")
     before = keras.mixed_precision.dtype_policy()
     with pytest.raises(KeyError), set_global_policy("float32") as choice:
@@ -180,7 +155,7 @@ def test_policy_scope_restores_after_an_exception(on):
 
 
 def test_policy_scope_restores_a_map(on):
-    on(H100)
+    on(fake.H100)
     before = keras.dtype_policies.DTypePolicyMap(default_policy="mixed_bfloat16")
     before["dense"] = keras.dtype_policies.DTypePolicy("float32")
     keras.mixed_precision.set_global_policy(before)
@@ -190,7 +165,7 @@ def test_policy_scope_restores_a_map(on):
 
 
 def test_policy_scopes_nest(on):
-    on(H100)
+    on(fake.H100)
     with set_global_policy("mixed_bfloat16"):
         with set_global_policy("float32"):
             pass
