@@ -44,8 +44,8 @@ def run(model, batch):
     [
         pytest.param("gpt", "mixed_float16", marks=pytest.mark.jax),
         pytest.param("gpt", "mixed_bfloat16", marks=pytest.mark.slow),
-        ("llama", "mixed_bfloat16"),
-        ("resnet", "mixed_float16"),
+        pytest.param("llama", "mixed_bfloat16", marks=pytest.mark.slow),
+        pytest.param("resnet", "mixed_float16", marks=pytest.mark.slow),
         pytest.param("vit", "mixed_bfloat16", marks=pytest.mark.slow),
         pytest.param("text classifier", "float32", marks=pytest.mark.slow),
     ],

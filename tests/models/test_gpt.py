@@ -26,22 +26,6 @@ def test_an_untied_output_has_weights_of_its_own():
     assert untied - tied == 256 * 128
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"size": "gpt3"}, "micro, mini, gpt2, or a Size.*got 'gpt3'"),
-        ({"size": Size(2, 128, 3)}, "multiple of heads, got width 128 and 3 heads"),
-        ({"size": (0, 128, 2)}, "layers must be at least 1, got 0"),
-        ({"vocabulary": 0}, "vocabulary must be at least 1, got 0"),
-        ({"length": 0}, "length must be at least 1, got 0"),
-        ({"vocabulary_multiple": -128}, "vocabulary_multiple must be at least 1, got -128"),
-    ],
-)
-def test_bad_sizes_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        gpt(**arguments)
-
-
 def test_a_sequence_longer_than_the_models_is_an_error_also_after_a_shorter_one():
     model = gpt(TINY, 100, 8)
     with pytest.raises(ValueError, match=r"expected shape=\(None, 8\), found shape=\(2, 16\)"):

@@ -78,20 +78,3 @@ def test_fp8_converts_the_products_of_the_blocks():
     gains = {decision.path.removeprefix("llama/"): decision.float8 for decision in decide(model)}
     names = ["attention/query_key_value", "attention/output", "gate", "up", "down"]
     assert gains == {f"block1_{name}": True for name in names}
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"size": "llama4"}, "llama2-7b, llama3-8b, llama3.2-1b, or a LlamaSize, got 'llama4'"),
-        ({"size": TINY._replace(heads=3)}, "multiple of twice the heads, got width 128, 3 heads"),
-        ({"size": TINY._replace(heads=128)}, "multiple of twice the heads, got width 128, 128 heads"),
-        ({"size": TINY._replace(key_heads=3)}, "heads must be a multiple of key_heads, got 4 and 3"),
-        ({"size": TINY._replace(hidden=0)}, "hidden must be at least 1, got 0"),
-        ({"size": TINY._replace(vocabulary=0)}, "vocabulary must be at least 1, got 0"),
-        ({"length": 0}, "length must be at least 1, got 0"),
-    ],
-)
-def test_bad_sizes_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        llama(**arguments)

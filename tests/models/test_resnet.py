@@ -31,20 +31,3 @@ def test_bottleneck_strides_in_its_3x3_convolution():
     assert model.get_layer("stage2_block1_1_conv").strides == (1, 1)
     assert model.get_layer("stage2_block1_2_conv").strides == (2, 2)
     assert model.get_layer("stage4_block3_add").output.shape == (None, 7, 7, 2048)
-
-
-@pytest.mark.parametrize(
-    "build, arguments, message",
-    [
-        (resnet_cifar, {"depth": 18}, "6n \\+ 2.*got 18"),
-        (resnet_cifar, {"depth": 2}, "6n \\+ 2.*got 2"),
-        (resnet_imagenet, {"depth": 20}, "18, 34, 50, 101, 152, got 20"),
-        (resnet_cifar, {"classes": 0}, "classes must be at least 1, got 0"),
-        (resnet_imagenet, {"width": 0}, "width must be at least 1, got 0"),
-        (resnet_cifar, {"input_shape": (32, 32)}, "height, width, channels.*got \\(32, 32\\)"),
-        (resnet_cifar, {"input_shape": (None, 32, 3)}, "height, width, channels"),
-    ],
-)
-def test_bad_sizes_are_named(build, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        build(**arguments)

@@ -39,28 +39,6 @@ def test_values_and_gradients(mode, dtype, tolerance):
     np.testing.assert_allclose(gradient, expected(upstream, -1), atol=5 * tolerance)
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
-def test_attention_to_rotated_keys_is_saved_and_loaded(precision, tmp_path):
-    keras.config.set_dtype_policy(precision)
-    inputs = keras.Input((None, 12))
-    layer = SelfAttention(2, 1, causal=True, use_bias=False, rotary=FREQUENCIES)
-    model = keras.Model(inputs, layer(inputs))
-    x = np.random.default_rng().normal(size=(2, 7, 12)).astype("float32")
-    kernel, output = (np.asarray(w, "float64") for w in model.get_weights())
-    query, key, value = np.split(x @ kernel, [12, 18], axis=-1)
-    query = expected(query.reshape(2, 7, 2, 6))
-    key = expected(key.reshape(2, 7, 1, 6))[:, :, 0]
-    scores = np.einsum("bihd,bjd->bhij", query, key) / np.sqrt(6)
-    weights = np.where(np.tril(np.ones((7, 7), bool)), np.exp(scores), 0.0)
-    exact = np.einsum("bhij,bjd->bihd", weights / weights.sum(-1, keepdims=True), value).reshape(2, 7, 12) @ output
-    tolerance = 1e-5 if precision == "float32" else 2**-5
-    ours = model.predict(x, verbose=0)
-    np.testing.assert_allclose(ours.astype("float64"), exact, atol=tolerance * np.abs(exact).max())
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(loaded.predict(x[:, :4], verbose=0), model.predict(x[:, :4], verbose=0))
-
-
 def test_rotary_of_another_number_of_pairs_is_named():
     layer = SelfAttention(2, rotary=FREQUENCIES)
     with pytest.raises(ValueError, match=r"rotary must hold 4 numbers, one for each pair of the 8 .* got 3"):

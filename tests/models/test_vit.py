@@ -23,18 +23,3 @@ def test_patches_are_told_apart_by_their_place():
     upside_down = np.concatenate([image[4:], image[:4]])  # the same patches, elsewhere
     first, second = model.predict_on_batch(np.stack([image, upside_down]))
     assert np.abs(first - second).max() > 1e-4
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"size": "huge"}, "tiny, small, base, or a Size.*got 'huge'"),
-        ({"classes": 0}, "classes must be at least 1, got 0"),
-        ({"patch": 0}, "patch must be at least 1, got 0"),
-        ({"input_shape": (224, 224)}, r"height, width, channels.*got \(224, 224\)"),
-        ({"input_shape": (224, 200, 3)}, r"multiple of patch 16 in height and width, got \(224, 200, 3\)"),
-    ],
-)
-def test_bad_sizes_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        vit(**arguments)
