@@ -17,11 +17,7 @@ from recipes.datasets.digits import load
 QUICK = dataclasses.replace(recipe.digits(), epochs=2, width=4, batch_size=128)
 
 
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("data"))
-
-
+@pytest.mark.slow
 def test_a_short_training_leaves_whole_files_and_without_tensorflow_prints_the_commands(
     tmp_path, data_dir, monkeypatch, capsys
 ):

@@ -18,24 +18,18 @@ def config_of(recipe):
     "recipe, fields, message",
     [
         ("digits", {"epochs": 0}, "epochs must be above 0"),
-        ("digits", {"learning_rate": float("nan")}, "learning_rate must be above 0"),
         ("digits", {"seed": -1}, "seed must be at least"),
         ("gpt2", {"vocabulary": 256}, "vocabulary must be at least 257, got 256"),
         ("gpt2", {"size": "huge"}, "size must be one of micro, mini, gpt2, got 'huge'"),
         ("gpt2", {"prompt": ""}, "prompt must hold at least one character"),
-        ("gpt2", {"generate": -1}, "generate must be at least 0, got -1"),
         ("imagenet", {"model": "resnet18"}, "model must be resnet50 or vit, got 'resnet18'"),
         ("imagenet", {"model": "vit", "vit_size": "huge"}, "vit_size must be one of tiny, small, base, got 'huge'"),
         ("imagenet", {"policy": "fp8"}, "policy fp8 is for dense layers"),
         ("imagenet", {"remat": True}, "remat and dropout are for the blocks of --model vit"),
-        ("imagenet", {"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0"),
-        ("imagenet", {"image_size": 0}, "image_size must be above 0, got 0"),
         ("imdb", {"size": "huge"}, "size must be one of tiny, mini, small, medium, base, got 'huge'"),
-        ("imdb", {"sequence_length": 0}, "sequence_length must be above 0, got 0"),
         ("language_model", {"temperature": -0.5}, "temperature must be at least 0, got -0.5"),
         ("language_model", {"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
         ("language_model", {"model": "bert"}, "model must be gpt or llama, got 'bert'"),
-        ("language_model", {"accumulate": 0}, "accumulate must be above 0, got 0"),
         ("language_model", {"state_dtype": "int8"}, "state_dtype.* must be one of .*float32.*bfloat16.*float8"),
         ("language_model", {"model": "llama", "dropout": 0.1}, "dropout must be 0 for the model llama"),
     ],
@@ -43,13 +37,6 @@ def config_of(recipe):
 def test_a_config_names_its_bad_field(recipe, fields, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(config_of(recipe), **fields)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("corpus") / "text.txt"
-    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 90)
-    return str(path)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +59,9 @@ def text(tmp_path_factory):
         ("language_model --corpus TEXT --heads 3", ["width must be a multiple of heads", "and 3 heads"]),
     ],
 )
-def test_what_is_missing_or_too_large_is_told_and_leaves_no_folder(command, messages, text, tmp_path):
+def test_what_is_missing_or_too_large_is_told_and_leaves_no_folder(command, messages, corpus, tmp_path):
     (tmp_path / "empty.txt").touch()
-    words = command.replace("TEXT", text).replace("EMPTY", str(tmp_path / "empty.txt")).split()
+    words = command.replace("TEXT", corpus).replace("EMPTY", str(tmp_path / "empty.txt")).split()
     if words[0] == "gpt2":
         pytest.importorskip("tokenizers", reason="tokenizers, which learns the vocabulary, is not installed")
     data = [] if words[0] == "language_model" else ["--data-dir", str(tmp_path)]

@@ -18,13 +18,6 @@ QUICK = (
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    path = tmp_path_factory.mktemp("corpus") / "text.txt"
-    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 40)
-    return str(path)
-
-
 def run(output, corpus, *options):
     return main(["language_model", "--output", str(output), "--corpus", corpus, *QUICK, *options])
 

@@ -1,11 +1,8 @@
 import types
 
-import keras
 import numpy as np
 import pytest
 
-from models.gpt import gpt
-from models.transformer import Size
 from recipes.common.generate import generate, readable
 
 
@@ -38,28 +35,6 @@ def test_the_same_seed_gives_the_same_text_whatever_the_numbers_scale():
     model = fake_model(lambda token: 1e4 * np.sin(np.arange(8) * (token + 1)))
     assert generate(model, b"\x03", 50, 1e4, seed=1) == generate(model, b"\x03", 50, 1e4, seed=1)
     assert generate(model, b"\x03", 50, 1e4, seed=1) != generate(model, b"\x03", 50, 1e4, seed=2)
-
-
-def test_a_model_is_traced_once_however_long_the_text():
-    calls = []
-
-    class Counted(keras.layers.Layer):
-        def call(self, x):
-            calls.append(x.shape)
-            return x
-
-    model = keras.Sequential([keras.Input((8,), dtype="int32"), Counted(), keras.layers.Embedding(256, 256)])
-    generate(model, b"a", 2, 1.0, seed=0)
-    traced = len(calls)
-    generate(model, b"a longer prompt", 20, 1.0, seed=0)
-    assert len(calls) == traced
-
-
-def test_a_gpt_continues_as_its_logits_say():
-    model = gpt(Size(1, 128, 2), 256, 8)
-    tokens = np.array([[104, 101, 121, 0, 0, 0, 0, 0]], "int32")
-    likeliest = int(model.predict_on_batch(tokens)[0, 2].argmax())
-    assert generate(model, b"hey", 1, temperature=0, seed=0) == bytes([likeliest])
 
 
 @pytest.mark.parametrize(

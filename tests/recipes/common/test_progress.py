@@ -4,7 +4,6 @@ import keras
 import numpy as np
 from rich.console import Console
 
-import keras_mp
 from keras_mp.training.batches import ShuffledBatches
 from recipes.common import progress
 from recipes.common.progress import ProgressBar, fitted, written
@@ -60,36 +59,6 @@ def test_the_time_left_after_a_resume_leaves_out_what_compiles(monkeypatch):
         left.append(bar.seconds_left())
     # 200 steps, without a test that takes as long as it does compiled; then 100 steps; then none.
     np.testing.assert_allclose(left, [20.0, 10.0, 0.0], rtol=1e-9, atol=1e-9)
-
-
-def test_the_live_line_has_the_step_and_the_time_left():
-    class Look(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            seen.append((bar.bar.tasks[0].fields["text"], bar.bar.tasks[0].completed, bar.seconds_left()))
-
-    seen = []
-    timer, batches = StepTimer(), ShuffledBatches(X, Y, 2, seed=0)
-    bar = ProgressBar(batches, timer, Console(file=io.StringIO(), force_terminal=True, width=200))
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    model.fit(batches, epochs=2, shuffle=False, verbose=0, callbacks=[timer, bar, Look()])
-    assert [text.split("  ")[0] for text, _, _ in seen] == ["1/4", "2/4", "3/4", "4/4"] * 2
-    assert all("samples/s" in text for text, _, _ in seen[1:])
-    assert seen[0][2] is None and all(left > 0 for _, _, left in seen[1:-1]) and seen[-1][2] == 0
-
-
-def test_an_epoch_that_is_resumed_goes_on_at_its_step_and_counts_only_what_is_left(tmp_path):
-    def saving(batches):
-        return keras_mp.TrainingCheckpoint(tmp_path, batches, every=1, max_to_keep=9)
-
-    printed(terminal=False, epochs=1, callbacks=[saving])
-    for path in tmp_path.iterdir():
-        if "step-3" not in path.name and "3" not in path.name.rpartition("-")[2]:
-            path.unlink()
-    assert len(list(tmp_path.iterdir())) == 1, [path.name for path in tmp_path.iterdir()]
-    _, bar = printed(terminal=False, epochs=2, callbacks=[saving])
-    assert bar.steps_done == 4  # five steps were left, and the first compiles
-    assert bar.step == 4 and bar.seconds_left() == 0
 
 
 def test_the_loss_scale_is_a_plain_number():

@@ -1,20 +1,10 @@
 import importlib.util
-import json
 import re
 
 import pytest
 
 from keras_mp.system.packages import install_command
 from recipes.common.require import MissingPackageError, require
-
-
-def test_returns_the_module():
-    assert require("json", extra="data") is json
-
-
-def test_a_missing_package_is_an_error_with_the_command():
-    with pytest.raises(MissingPackageError, match="no_such_package.*" + re.escape(install_command("jax"))):
-        require("no_such_package.part", extra="jax")
 
 
 @pytest.mark.parametrize("extra", ["data", "plots"])

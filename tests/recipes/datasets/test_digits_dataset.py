@@ -9,11 +9,6 @@ from recipes.datasets import digits
 pytest.importorskip("sklearn", reason="scikit-learn, which carries the digits, is not installed")
 
 
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("data"))
-
-
 def test_splits_are_four_fifths_and_a_fifth_of_every_class(data_dir):
     train_images, train_labels = digits.load("train", data_dir)
     test_images, test_labels = digits.load("test", data_dir)
@@ -37,11 +32,6 @@ def test_every_digit_is_in_one_split_with_its_label(data_dir):
         return rows[np.lexsort(rows.T)]
 
     np.testing.assert_array_equal(in_order(images, labels), in_order(source.data, source.target))
-
-
-def test_is_test_takes_every_fifth_of_each_class():
-    labels = np.array([7, 3] * 10)
-    np.testing.assert_array_equal(np.flatnonzero(digits.is_test(labels)), [8, 9, 18, 19])
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="the tf.data reader needs TensorFlow")

@@ -1,11 +1,6 @@
 """ImageNet's readers: order and crops are functions of seed and epoch, all images come once, both readers agree."""
 
-import hashlib
 import io
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -83,6 +78,7 @@ def test_all_images_occur_once(name, folder, monkeypatch):
     assert sorted(labels(training(name, folder, monkeypatch, batch_size=EXAMPLES), 5)) == list(range(EXAMPLES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_a_batch_is_the_same_from_any_place_whatever_was_read_before(name, folder, monkeypatch):
     whole = training(name, folder, monkeypatch)
@@ -90,38 +86,6 @@ def test_a_batch_is_the_same_from_any_place_whatever_was_read_before(name, folde
     for step in (3, 1, 4):
         for ours, theirs in zip(training(name, folder, monkeypatch).batch(2, step), expected[step], strict=True):
             np.testing.assert_array_equal(ours, theirs)
-
-
-PROGRAM = """
-import hashlib, pathlib, sys
-import numpy as np
-import test_imagenet_dataset as tests
-from recipes.datasets import imagenet
-name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-if name == "tf.data":
-    import tensorflow as tf
-    tf.random.set_seed(12345)  # of this process, which must not matter
-imagenet.prepared = lambda *arguments: tests.reader(name, folder)
-images, labels = imagenet.training_batches(tests.BATCH, tests.SIZE, 7, None, False).batch(3, 2)
-print(hashlib.sha256(np.ascontiguousarray(images)).hexdigest(), labels.tolist())
-"""
-
-
-@pytest.mark.slow
-def test_another_process_reads_the_same_batch(folder, monkeypatch):
-    name = "tf.data" if keras.backend.backend() == "tensorflow" else "random access"
-    images, numbers = training(name, folder, monkeypatch, seed=7).batch(3, 2)
-    here = Path(__file__).resolve()
-    path = [str(folder) for folder in (here.parent, here.parents[2], here.parents[3])]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, name, str(folder)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    expected = f"{hashlib.sha256(np.ascontiguousarray(images)).hexdigest()} {numbers.tolist()}"
-    assert done.stdout.splitlines()[-1] == expected
 
 
 @needs_tensorflow

@@ -9,7 +9,7 @@ import pytest
 
 from keras_mp.system.packages import install_command
 from recipes.datasets import cifar10, imagenet, imdb, lm1b
-from recipes.datasets.prepared import NotPreparedError, arrays, examples, prepared, tfds
+from recipes.datasets.prepared import arrays, examples, prepared, tfds
 
 COMMAND = re.escape(install_command("tensorflow"))
 SOURCES = [cifar10.SOURCE, imagenet.SOURCE, imdb.SOURCE, lm1b.SOURCE]
@@ -37,15 +37,6 @@ def small(folder, file_format):
     builder.download_and_prepare()
     # As found later: the files say their format.
     return Small(data_dir=str(folder / file_format))
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-def test_a_set_that_is_not_prepared_says_which_flag_gets_it_and_how_large_it_is(source, tmp_path):
-    with pytest.raises(NotPreparedError) as error:
-        prepared(source, str(tmp_path), download=False)
-    message = str(error.value)
-    assert source.name in message and "--download" in message and source.size in message and str(tmp_path) in message
-    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
@@ -88,14 +79,3 @@ def test_each_format_is_read_in_order(file_format, tmp_path):
     first, second = (arrays(builder, "train", "number")[0] for _ in range(2))
     assert first.shape == (10, 2) and first.dtype == np.int32
     np.testing.assert_array_equal(first, second)
-
-
-def test_files_for_tf_data_say_that_they_need_tensorflow(tmp_path, monkeypatch):
-    builder = tfds.builder("cifar10", data_dir=str(tmp_path), file_format="tfrecord")
-
-    def missing(name):
-        raise ModuleNotFoundError(name, name=name)
-
-    monkeypatch.setattr("importlib.import_module", missing)
-    with pytest.raises(ImportError, match=f"needs the package tensorflow.*{COMMAND}"):
-        list(examples(builder, "train"))

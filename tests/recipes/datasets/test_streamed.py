@@ -3,7 +3,6 @@
 import threading
 
 import numpy as np
-import pytest
 
 from recipes.datasets.streamed import StreamedBatches, keys
 
@@ -46,25 +45,6 @@ def test_readers_in_other_threads_get_what_they_ask_for():
     for thread in threads:
         thread.join()
     assert len(seen) == 80 and all(seen)
-
-
-def test_an_error_while_reading_leaves_no_wrong_place():
-    failures = [OSError("gone"), None]
-
-    def opened(epoch, step):
-        def stream():
-            for each in range(step, 10):
-                if each == 1 and (failure := failures.pop(0)):
-                    raise failure
-                yield each
-
-        return stream()
-
-    batches = StreamedBatches(42, 4, 0, opened)
-    assert batches.batch(0, 0) == 0
-    with pytest.raises(OSError, match="gone"):
-        batches.batch(0, 1)
-    assert batches.batch(0, 1) == 1
 
 
 def test_keys_of_neighbours_have_nothing_in_common():

@@ -33,16 +33,6 @@ def test_a_file_is_read_as_it_is(tmp_path):
     assert text.read(str(path)) == bytes(range(256))
 
 
-def test_a_missing_and_an_empty_corpus_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="corpus is pydoc, stdlib or the path .* no file 'nowhere.txt'"):
-        text.read("nowhere.txt")
-    with pytest.raises(FileNotFoundError, match="there is no file"):
-        text.read(str(tmp_path))
-    (tmp_path / "empty.txt").write_bytes(b"")
-    with pytest.raises(ValueError, match="corpus must hold text, but the file .*empty.txt' is empty"):
-        text.read(str(tmp_path / "empty.txt"))
-
-
 @pytest.mark.parametrize("size, length", [(1000, 7), (1000, 100), (999, 1), (50, 5)])
 def test_the_split_is_whole_validation_sequences_after_the_training_text(size, length):
     corpus = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8).tobytes()
@@ -51,12 +41,6 @@ def test_the_split_is_whole_validation_sequences_after_the_training_text(size, l
     inputs, targets = text.sequences(validation, length)
     assert inputs.size == len(validation) - 1  # every byte but the first is predicted, once
     assert size // 10 - length < inputs.size <= size // 10
-
-
-@pytest.mark.parametrize("size, length", [(1000, 101), (9, 1), (1, 1)])
-def test_a_sequence_longer_than_the_corpus_allows_is_named(size, length):
-    with pytest.raises(ValueError, match=f"sequence_length must be at most {size // 10}.*{size} bytes, got {length}"):
-        text.split(bytes(size), length)
 
 
 def test_targets_follow_inputs():

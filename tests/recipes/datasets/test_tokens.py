@@ -49,21 +49,6 @@ def test_a_file_holds_the_documents_and_their_ends(tokenizer, tmp_path):
     np.testing.assert_array_equal(found, np.load(tmp_path / "tokens.npy"))
 
 
-def test_a_file_that_fails_leaves_nothing(tokenizer, tmp_path):
-    def documents():
-        yield from ["a"] * 1500
-        raise OSError("the reader failed")
-
-    with pytest.raises(OSError, match="the reader failed"):
-        tokens.token_file(tmp_path / "tokens.npy", tokenizer, documents)
-    assert not any(tmp_path.iterdir())
-
-
-def test_a_vocabulary_without_room_for_all_bytes_is_named():
-    with pytest.raises(ValueError, match="vocabulary must be at least 257: .*, got 256"):
-        tokens.learn(["a"], 256, "<|endoftext|>")
-
-
 def test_targets_follow_inputs_without_a_copy():
     row = np.arange(11, dtype=np.uint16)
     inputs, targets = corpus.sequences(row, 5)
@@ -83,3 +68,8 @@ def test_batches_of_tokens_are_int32_in_an_order_of_seed_and_epoch():
     np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
     np.testing.assert_array_equal(inputs, corpus.TokenBatches(row, 10, 8, seed=3).batch(2, 5)[0])
     assert not np.array_equal(inputs, batches.batch(3, 5)[0])
+
+
+def test_a_vocabulary_without_room_for_all_bytes_is_named():
+    with pytest.raises(ValueError, match="vocabulary must be at least 257: .*, got 256"):
+        tokens.learn(["a"], 256, "<|endoftext|>")
