@@ -39,22 +39,13 @@ def test_the_chips_come_with_the_whole_command_that_installs_a_compiler(monkeypa
     assert set(filter(None, ready)) == {"yes", "no"}  # a cell of two lines leaves one empty
 
 
-@pytest.mark.slow
-def test_a_recipe(tmp_path):
-    options = ["--layers", 1, "--width", 64, "--heads", 1, "--sequence-length", 16, "--batch-size", 2]
-    page = tmp_path / "report.html"
-    done = command_line.run("inspect", "language_model", "--target", "h100", "--html", page, *options)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "a training step on int32[2, 16], int32[2, 16]" in done.stdout
-    assert "block1_dense_1" in page.read_text().replace("<wbr>", "")
-
-
-def test_a_model_file(model_file):
-    done = command_line.run("inspect", model_file, "--batch-size", 3, "--json")
+def test_a_model_file(model_file, tmp_path):
+    done = command_line.run("inspect", model_file, "--batch-size", 3, "--json", "--html", tmp_path / "report.html")
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert report["batch"] == ["float32[3, 6]", "int32[3]"]
     assert {matmul["role"] for matmul in report["matmuls"]} == {"forward", "kernel gradient"}
+    assert "dense" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.jax
@@ -81,18 +72,6 @@ def test_a_language_model_of_kerashub_has_the_length_that_is_given(tmp_path):
     assert report["training"] and report["batch"] == ["int32[2, 6]", "int32[2, 6]", "int32[2, 6]"]
     refused = command_line.run("inspect", tmp_path / "gpt2.keras")
     assert refused.returncode == 1 and "give the size with --length" in refused.stderr
-
-
-@pytest.mark.jax
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="TensorFlow allocates what it builds")
-@pytest.mark.slow
-def test_a_function_that_builds_a_model_is_inspected_from_its_shapes():
-    options = ["--size", "llama3.2-1b", "--length", "8", "--remat", "--batch-size", "2"]
-    done = command_line.run("inspect", "models.llama:llama", *options, "--policy", "mixed_bfloat16", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    report = json.loads(done.stdout)
-    assert report["batch"] == ["int32[2, 8]", "int32[2, 8]"] and report["precision"] == "mixed_bfloat16"
-    assert {"kernel gradient", "input gradient"} <= {matmul["role"] for matmul in report["matmuls"]}
 
 
 def test_a_function_that_builds_a_model(tmp_path):

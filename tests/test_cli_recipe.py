@@ -1,9 +1,6 @@
 """A training recipe of one's own, far from a clone, in each command that takes one."""
 
 import json
-import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -93,24 +90,6 @@ def test_outside_a_clone_all_four_commands_say_the_same_of_a_name(elsewhere):
         "your own is given as the path of its file, or as module:function",
     ):
         assert text in said
-
-
-@pytest.mark.slow
-def test_the_installed_command_trains_a_file_from_an_empty_folder(elsewhere, tmp_path):
-    command = shutil.which("keras-mp", path=str(Path(sys.executable).parent))
-    command = [command] if command else [sys.executable, "-m", "keras_mp.cli"]
-    # As in a wheel: the package without the repository around it.
-    shutil.copytree(ROOT / "keras_mp", tmp_path / "installed" / "keras_mp")
-    folder = tmp_path / "empty"
-    folder.mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
-    out = folder / "out.keras"
-    done = subprocess.run(
-        [*command, "train", f"{elsewhere}:mine", "--width", "5", "--out", str(out)],
-        cwd=folder, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0 and "error:" not in done.stderr, done.stderr
-    assert out.is_file()
 
 
 def test_inspect_and_audit_take_a_file_or_a_function_of_a_module(elsewhere):

@@ -123,11 +123,11 @@ def one_line(result, said):
     assert re.search(said, err), err
 
 
-@pytest.mark.parametrize("name", ["inspect", "audit", "bench", "export"])
-@pytest.mark.parametrize("file", MODELS)
+@pytest.mark.parametrize(
+    "name, file",
+    [*(("audit", file) for file in MODELS), *((name, "text.keras") for name in ("inspect", "bench", "export"))],
+)
 def test_a_file_that_is_no_model(command, files, name, file):
-    if name == "bench" and file in ("zip.keras", "mix.keras", "lambda.keras"):
-        pytest.skip("bench loads it in a process for each precision: see the next test")
     one_line(command(name, files / file, *(["out"] if name == "export" else [])), MODELS[file])
 
 
@@ -154,7 +154,6 @@ def test_data_that_is_none(command, files, file):
             ["inspect", "model.keras", "--length", "7"],
             "--length is for a model that leaves sizes open: all of model .*",
         ),
-        (["inspect", "open.keras", "--length", "0"], "length=0 must be a whole number, 1 or more"),
         (["inspect", "no_such_recipe"], "unknown training recipe 'no_such_recipe'"),
         (
             ["inspect", "model.keras", "--target", "h100x8"],
@@ -166,9 +165,7 @@ def test_data_that_is_none(command, files, file):
         ),
         (["inspect", "model.keras", "--target", "h100x8", "--strategy", "sharded"], "strategy='sharded'"),
         (["audit", "model.keras", "--steps", "0"], "steps=0 must be a whole number of batches, 1 or more"),
-        (["audit", "model.keras", "--steps", "-3"], "steps=-3 must be a whole number of batches, 1 or more"),
         (["audit", "model.keras", "--batch-size", "-1"], "batch_size=-1 must be a whole number, 1 or more"),
-        (["audit", "model.keras", "--data", "data.npz", "--batch-size", "0"], "batch_size=0 must be a whole number"),
         (["inspect", "model.keras", "--batch-size", "0"], "batch_size=0 must be a whole number, 1 or more"),
         (["bench", "model.keras", "--batch-size", "-2"], "batch_size=-2 must be a whole number, 1 or more"),
         (["bench", "model.keras", "--rounds", "0"], "rounds=0 must be a whole number, 1 or more"),
@@ -196,10 +193,7 @@ def test_data_that_is_none(command, files, file):
         (["inspect", "model.keras", "--html", "."], "--html '.' is a folder: name a file in it"),
         (["bench", "model.keras", "--html", "."], "--html '.' is a folder: name a file in it"),
         (["export", "model.keras", "model.keras"], "exists"),
-        (["export", "model.keras", "out", "--format", "pdf"], "'pdf' must be one of 'savedmodel', 'onnx'"),
         (["export", "model.keras", "out", "--verify", "missing.npz"], "there is no file"),
-        (["export", "model.keras", "out", "--verify", "objects.npz"], "Python objects"),
-        (["export", "model.keras", "out", "--verify", "text.npz"], "is not an .npz or .npy file"),
         (["export", "model.keras", "out", "--outputs", "o.npz"], "--outputs needs --verify"),
     ],
 )

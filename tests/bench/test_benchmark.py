@@ -14,7 +14,6 @@ from keras_mp.bench.benchmark_report import BenchmarkReport
 from keras_mp.bench.keras_step import _why_not
 from keras_mp.bench.timing import check_precisions
 from keras_mp.bench.workloads import Measured
-from keras_mp.cli import app
 from keras_mp.precision import hardware
 from keras_mp.precision.hardware import Device, Support
 
@@ -207,19 +206,3 @@ def test_products_that_are_too_small_are_named(monkeypatch):
     assert _why_not(model, cpu, "mixed_bfloat16") == ""
     monkeypatch.setattr(keras_mp.bench.keras_step, "pays", lambda policy, device: Support(False, "It is slower."))
     assert _why_not(model, cpu, "mixed_float16") == "It is slower."
-
-
-@pytest.mark.slow
-def test_the_command_measures_a_recipe(tmp_path):
-    from typer.testing import CliRunner
-
-    options = ["--rounds", "1", "--seconds", "0", "--json"]
-    small = ["--layers", "1", "--width", "16", "--heads", "2", "--sequence-length", "8", "--batch-size", "2"]
-    result = CliRunner().invoke(app, ["bench", "language_model", *small, *options, "--html", str(tmp_path / "p.html")])
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
-    assert [row["name"] for row in report["rows"]] == ["float32", "mixed_bfloat16"]
-    assert all(row["problem"] == "" and row["units"] == 16 and row["unit"] == "tokens" for row in report["rows"])
-    assert (tmp_path / "p.html").is_file()
-    result = CliRunner().invoke(app, ["bench", str(tmp_path / "none.keras")])
-    assert isinstance(result.exception, FileNotFoundError)

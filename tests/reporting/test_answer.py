@@ -96,16 +96,6 @@ def test_a_name_is_shortened_in_the_middle_and_repeated_blocks_are_one_row():
     assert pattern_of(["block1/dense_1", "block12/dense_1"]) == "block*/dense_1"
 
 
-def test_what_is_too_wide_is_broken_between_words_and_never_cut():
-    cells = [f"{number}.1234567 GiB" for number in range(6)]
-    names = [f"size {number}" for number in range(6)]
-    table = ColumnTable("", names, names)
-    table.add_row(*cells)
-    text = plain_text(table, 80)
-    assert max(map(len, text.splitlines())) <= 80
-    assert all(word in text for cell in cells for word in cell.split())
-
-
 def test_a_table_of_words_breaks_words_and_no_name():
     table = ColumnTable("", ("layer", "why"), ("layer", "why"), rows=[(LONG, "why it is so " * 9)])
     lines = plain_text(table, 60).splitlines()

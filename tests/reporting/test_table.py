@@ -27,10 +27,6 @@ def test_a_wide_terminal_shows_all(width):
     assert "cuDNN convolution" in text and "also:" not in text and "and 7 more" in text
 
 
-def test_a_table_without_rows():
-    assert "layer" in printed(80, rows=0)
-
-
 def test_text_in_a_notebook_is_text(monkeypatch):
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     assert "block1_dense" in printed(80)

@@ -16,12 +16,6 @@ from kerashub_tasks.task import Task, classes, inputs_of, under
 pytestmark = pytest.mark.slow
 
 
-def test_sample():
-    cells = steps.row(TASKS["BertTextClassifier"])["cells"]
-    assert list(cells) == list(steps.STEPS)
-    assert {step: cell for step, cell in cells.items() if cell["status"] != "works"} == {}
-
-
 def public_tasks():
     """The task classes that keras_hub.models offers, each with its names: some have several."""
     names: dict[type, list[str]] = {}
