@@ -44,10 +44,10 @@ def adapt(layer, mode, config=None, rank=RANK, generator=None):
                 variable.assign(generator.normal(size=variable.shape) * 0.1)
 
 
-def gemma(policy, mode="int4", rank=RANK, seed=3, **sizes):
+def gemma(policy, mode="int4", rank=RANK, **sizes):
     """A causal language model of one block, with random weights; quantized, and with LoRA."""
     with set_global_policy(policy):
-        keras.utils.set_random_seed(seed)
+        keras.utils.set_random_seed(3)
         backbone = keras_hub.models.GemmaBackbone(**GEMMA | sizes)
         model = keras_hub.models.GemmaCausalLM(backbone=backbone, preprocessor=None)
     if mode is not None:

@@ -40,21 +40,17 @@ def free_ports(count):
 class Processes:
     """Processes of one training, killed hard at the end of the scope."""
 
-    def __init__(self, folder, *arguments, count=2, environment=None):
-        self.addresses = [f"localhost:{port}" for port in free_ports(count)]
-        self.running = []
-        for index in range(count):
-            own = (environment or {}).get(index, {})
-            self.running.append(self._start(folder, index, arguments, count > 1, own))
+    def __init__(self, folder, *arguments):
+        self.addresses = [f"localhost:{port}" for port in free_ports(2)]
+        self.running = [self._start(folder, index, arguments) for index in range(2)]
         self.deadline = time.monotonic() + LIMIT
 
-    def _start(self, folder, index, arguments, together, own):
-        environment = os.environ | {"KERAS_BACKEND": keras.backend.backend(), "TF_CPP_MIN_LOG_LEVEL": "3"} | own
+    def _start(self, folder, index, arguments):
+        environment = os.environ | {"KERAS_BACKEND": keras.backend.backend(), "TF_CPP_MIN_LOG_LEVEL": "3"}
         # One device for each process, whatever this one has.
         environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=1"
-        if together:
-            task = {"cluster": {"worker": self.addresses}, "task": {"type": "worker", "index": index}}
-            environment.setdefault("TF_CONFIG", json.dumps(task))
+        task = {"cluster": {"worker": self.addresses}, "task": {"type": "worker", "index": index}}
+        environment.setdefault("TF_CONFIG", json.dumps(task))
         command = [sys.executable, str(PROGRAM), str(folder), *map(str, arguments)]
         return subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
@@ -88,8 +84,8 @@ class Processes:
         return ended
 
 
-def run(folder, *arguments, **options):
-    with Processes(folder, *arguments, **options) as processes:
+def run(folder, *arguments):
+    with Processes(folder, *arguments) as processes:
         for status, errors in processes.end():
             assert status == 0, errors
             assert "retracing" not in errors, errors

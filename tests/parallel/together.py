@@ -1,6 +1,6 @@
 """A program that trains a small language model, alone or as one of several processes, and writes what it ended with.
 
-python tests/parallel/together.py FOLDER PRECISION [--epochs N] [--plant WORKER STEP] [--pause SECONDS] ...
+python tests/parallel/together.py FOLDER PRECISION[:WORKER:STEP] [--epochs N] [--pause SECONDS] ...
 """
 
 import argparse
@@ -29,11 +29,9 @@ def read(arguments):
     parser.add_argument("folder", type=Path)
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--accumulate", type=int)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--reordered", action="store_true", help="the rows of each batch in reverse")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds a step, so that there is time to kill it")
-    parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--gpt", action="store_true", help="the repository's model; a smaller one is traced sooner")
     parser.add_argument("--every", type=int, default=0)
     parser.add_argument("--silence", type=float, default=20.0)
@@ -90,13 +88,7 @@ def build(options, precision):
     model = keras_mp.stabilize(model)
     # With Adam's own epsilon of 1e-7 a gradient near 0 moves its weight a whole step one way or the other, as it was
     # rounded: rounding alone then makes distances that differ by ten times from one order of the rows to another.
-    optimizer = keras.optimizers.AdamW(
-        options.rate,
-        epsilon=1e-3,
-        global_clipnorm=1.0,
-        gradient_accumulation_steps=options.accumulate,
-        use_ema=True,
-    )
+    optimizer = keras.optimizers.AdamW(0.01, epsilon=1e-3, global_clipnorm=1.0, use_ema=True)
     scale = None if precision == "mixed_float16" else keras_mp.LossScale.none()
     loss_scale = {"initial_scale": 2.0**12, "growth_interval": 50} if scale is None else {}
     optimizer = keras_mp.LossScaleOptimizer(optimizer, scale, **loss_scale)

@@ -12,21 +12,14 @@ from recipes.common.step_timer import StepTimer
 X, Y = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
 
 
-def printed(terminal, epochs=3, callbacks=()):
+def test_without_a_terminal_it_is_a_line_an_epoch():
     output = io.StringIO()
-    console = Console(file=output, force_terminal=terminal, width=200)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     timer, batches = StepTimer(), ShuffledBatches(X, Y, 2, seed=0)
-    bar = ProgressBar(batches, timer, console)
-    options = {"epochs": epochs, "shuffle": False, "validation_data": (X, Y), "verbose": 0}
-    model.fit(batches, callbacks=[timer, bar, *[make(batches) for make in callbacks]], **options)
-    return output.getvalue(), bar
-
-
-def test_without_a_terminal_it_is_a_line_an_epoch():
-    text, _ = printed(terminal=False)
-    lines = text.splitlines()
+    bar = ProgressBar(batches, timer, Console(file=output, force_terminal=False, width=200))
+    model.fit(batches, epochs=3, shuffle=False, validation_data=(X, Y), verbose=0, callbacks=[timer, bar])
+    lines = output.getvalue().splitlines()
     assert [line.split("  ")[0] for line in lines] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
     assert all("loss" in line and "test loss" in line and "samples/s" in line for line in lines)
     assert lines[-1].endswith("done")
@@ -65,3 +58,19 @@ def test_the_loss_scale_is_a_plain_number():
     assert written("loss_scale", 32768.0) == "loss scale 32768"
     assert written("skipped_steps", 3.0) == "skipped steps 3"
     assert written("loss", 0.5) == "loss 0.5000" and written("val_accuracy", 1.0) == "test accuracy 1.0000"
+
+
+def test_the_live_line_has_the_step_and_the_time_left():
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append((bar.bar.tasks[0].fields["text"], bar.bar.tasks[0].completed, bar.seconds_left()))
+
+    seen = []
+    timer, batches = StepTimer(), ShuffledBatches(X, Y, 2, seed=0)
+    bar = ProgressBar(batches, timer, Console(file=io.StringIO(), force_terminal=True, width=200))
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(batches, epochs=2, shuffle=False, verbose=0, callbacks=[timer, bar, Look()])
+    assert [text.split("  ")[0] for text, _, _ in seen] == ["1/4", "2/4", "3/4", "4/4"] * 2
+    assert all("samples/s" in text for text, _, _ in seen[1:])
+    assert seen[0][2] is None and all(left > 0 for _, _, left in seen[1:-1]) and seen[-1][2] == 0
