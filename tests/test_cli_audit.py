@@ -151,10 +151,6 @@ def test_a_file_without_data_and_json(model_file):
 
 
 def test_a_recipe_which_takes_no_data():
-    done = run("language_model", "--steps", 1, "--layers", 1, "--width", 16, "--batch-size", 2, "--json")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report["model"] == "gpt" and not any("random" in note for note in report["notes"])
     done = run("language_model", "--data", "odd.npz")
     assert done.returncode == 1 and "a training recipe has data of its own" in done.stderr
 

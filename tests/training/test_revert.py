@@ -127,6 +127,7 @@ def test_an_inner_model_that_was_fed_float32_before_is_left_to_keras(change):
 
 
 @pytest.mark.jax
+@pytest.mark.slow
 def test_a_prepared_and_reverted_model_is_saved_as_keras_own(tmp_path):
     """A process without keras_mp loads it, and goes on: the step and Adam's moments are those of before."""
     x = np.random.default_rng().normal(size=(64, 4)).astype("float32")
