@@ -13,7 +13,6 @@ from twins import twin
 
 import keras_mp
 from keras_mp.rebuild.notes import notes_of, original_class
-from keras_mp.rebuild.walk import layers_by_path, operations_of
 
 everything = {"select": lambda path, layer: True}
 
