@@ -22,18 +22,15 @@ from keras_mp.stability.attention._jax import splash_attention
 
 
 def unmerged(x: Any) -> Any:
-    """Returns the same array, whose computation the compiler does not merge with the same one elsewhere."""
+    """Returns the same array, not merged with another computation."""
     return barrier([x], [])[0]
 
 
 def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function that keeps its arguments for the backward pass, and there computes what else is needed.
+    """Makes a function that is recomputed in the backward pass.
 
     Args:
         function: a function from arrays to a tuple of arrays; it reads no variable and assigns to none.
-
-    Returns:
-        A function with the same results and gradients.
     """
     kept = jax.checkpoint(function)
     return lambda *arguments: kept(*_together.bind(*arguments))
@@ -74,11 +71,10 @@ batching.primitive_batchers[_together] = lambda operands, axes: (_together.bind(
 def scan(
     step: Callable[..., Any], carry: list[Any], slices: list[Any], results: list[tuple[int, str]]
 ) -> tuple[list[Any], list[Any]]:
-    """Calls `step(carry, slices at i) -> (carry, results)` for each i of the slices' first axis, in one loop.
+    """Calls a step for each slice, in one loop.
 
     Args:
-        step: a function that keeps the shapes and dtypes of the carry.
-        carry: the values that the first step begins with.
+        step: a function `step(carry, slices at i) -> (carry, results)`, which keeps the carry's shapes and dtypes.
         slices: arrays with the same first axis.
         results: the place of the slice that has the shape of a result, and its dtype, for each result of a step.
 
@@ -118,12 +114,10 @@ batching.primitive_batchers[_loop] = _run_batched
 
 
 def with_derivatives_of(formula: Callable[..., Any], values: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """Returns arrays that have the derivatives of a formula for them.
+    """Returns arrays that have the derivatives of a formula.
 
     Args:
-        formula: a function from the arguments to a sequence of the same arrays; called where they are differentiated.
-        values: arrays.
-        arguments: floats.
+        formula: a function from the arguments to the same arrays; called where they are differentiated.
     """
 
     # As operands also what the formula finds around it: it is called where that is gone.
@@ -141,29 +135,22 @@ def with_derivatives_of(formula: Callable[..., Any], values: Sequence[Any], argu
 
 
 def add_at(x: Any, places: Any, rows: Any) -> Any:
-    """Adds rows, which are rounded to x's dtype, to those of x at places; a place may occur more than once."""
+    """Adds rows, rounded to x's dtype, to those at places."""
     return x.at[places].add(rows.astype(x.dtype))
 
 
 def loss_outside(targets: Any, vocabulary: int) -> float:
-    """The cross-entropy, and each of its gradients, of a target outside a vocabulary: 0, as in Keras's loss."""
+    """Loss and gradients of a target outside a vocabulary: 0."""
     return 0.0
 
 
 def fused_attention(
     query: Any, key: Any, value: Any, mask: Any, *, causal: bool, scale: float, mean_of_unseen: bool = False
 ) -> Any:
-    """Attends with the kernel of the chip, whose softmax is in float32, or returns None where it does not serve.
+    """Attends with the chip's kernel; returns None where none serves.
 
-    On a TPU that is Splash, on NVIDIA's GPUs cuDNN's.
-
-    Args:
-        query: shape `(batch, rows, heads, features)`.
-        key, value: shape `(batch, columns, key heads, features)`.
-        mask: booleans, shape `(batch or 1, heads or 1, rows or 1, columns)`, or None.
-        causal: whether row i sees only the columns 0 to i.
-        scale: the factor of the scores.
-        mean_of_unseen: whether a row that sees no key is the mean of all values, and not 0.
+    On a TPU that is Splash, on NVIDIA's GPUs cuDNN's. The mask has the shape `(batch or 1, heads or 1, rows or 1,
+    columns)`; the rest is as `keras_mp.lean.attention` has it.
     """
     chip = traced_chip()
     if chip.platform == "tpu":
@@ -182,12 +169,7 @@ def fused_attention(
 
 
 def keras_has_kernel(query: Any, key: Any, value: Any) -> bool:
-    """Whether `keras.ops.dot_product_attention` trains by a kernel that keeps no scores; that for TPUs is not trusted.
-
-    Args:
-        query: shape `(batch, rows, heads, features)`.
-        key, value: shape `(batch, columns, key heads, features)`.
-    """
+    """Whether Keras attends by a trusted kernel without scores."""
     # Private, as Keras has no public way to ask.
     from keras.src.backend.jax.nn import _can_use_flash_attention
 
@@ -196,18 +178,18 @@ def keras_has_kernel(query: Any, key: Any, value: Any) -> bool:
 
 
 def _can_train(query: Any, key: Any) -> bool:
-    """Whether cuDNN's kernel has gradients: JAX refuses odd lengths, and as late as when it differentiates."""
+    """Whether cuDNN has gradients: of odd lengths it has none."""
     return query.shape[1] % 2 == key.shape[1] % 2 == 0
 
 
 def global_mean(count: Any) -> Any:
-    """The number that a device divides its sum by, for the mean over the global batch: the mean count."""
+    """Divides a device's sum for the global mean."""
     return jax.lax.pmean(count, AXIS) if inside else count
 
 
 @contextmanager
 def steps_compiled_with(options: Mapping[str, Any]) -> Iterator[None]:
-    """A scope in which Keras makes a model's functions of a step such that XLA compiles them with these options."""
+    """Compiles with options what Keras makes of steps within."""
 
     def with_options(jit: Any) -> Any:
         return partial(jit, compiler_options=dict(options)) if jit is jax.jit else jit  # Flax's takes none
@@ -217,27 +199,27 @@ def steps_compiled_with(options: Mapping[str, Any]) -> Iterator[None]:
 
 
 def fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of arrays as it is: whatever is jitted around it fuses it."""
+    """Returns a function as it is: jit fuses it."""
     return function
 
 
 def rows_at_once(rows: int, block: int, *, causal: bool) -> int:
-    """How many rows of queries attention takes at once: as many as a block has."""
+    """Counts the rows that attention takes at once: a block's."""
     del rows, causal
     return block
 
 
 def computed_once(x: Any) -> Any:
-    """Returns the same array, which many operations read, and whose own the compiler does not merge with theirs."""
+    """Returns the same array, not merged with its readers'."""
     return unmerged(x)
 
 
 def product_over_rows(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Returns a product over rows as it is: the compiler rounds its sums where it writes them."""
+    """Returns a product as it is: the compiler rounds sums."""
     return plain
 
 
 def step_scopes(gelu: Callable[[Any, bool], Any]) -> Callable[[Any], AbstractContextManager[None]]:
-    """A function of a step's batch that returns a scope, which does nothing."""
+    """Makes scopes that do nothing."""
     del gelu
     return nullcontext

@@ -17,19 +17,12 @@ from keras_mp.loss_scaling._tensorflow import share_of_batch
 
 
 def unmerged(x: Any) -> Any:
-    """Returns the same tensor: with a barrier before a loop, XLA no longer knows how often the loop runs."""
-    return x
+    """Returns the same tensor."""
+    return x  # with a barrier before a loop, XLA no longer knows how often the loop runs
 
 
 def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function that keeps its arguments for the backward pass, and there computes what else is needed.
-
-    Args:
-        function: a function from tensors to a tuple of tensors; it reads no variable and assigns to none.
-
-    Returns:
-        A function with the same results and gradients.
-    """
+    """Makes a function that is recomputed in the backward pass."""
 
     @tf.custom_gradient
     def call(*arguments: Any) -> Any:
@@ -59,17 +52,7 @@ def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
 def scan(
     step: Callable[..., Any], carry: list[Any], slices: list[Any], results: list[tuple[int, str]]
 ) -> tuple[list[Any], list[Any]]:
-    """Calls `step(carry, slices at i) -> (carry, results)` for each i of the slices' first axis, in one loop.
-
-    Args:
-        step: a function that keeps the shapes and dtypes of the carry.
-        carry: the values that the first step begins with.
-        slices: tensors with the same first axis.
-        results: the place of the slice that has the shape of a result, and its dtype, for each result of a step.
-
-    Returns:
-        The last carry, and the results stacked.
-    """
+    """Calls a step for each slice, in one loop."""
     count = tf.shape(slices[0])[0]
     arrays = [tf.TensorArray(dtype, count, element_shape=slices[place].shape[1:]) for place, dtype in results]
 
@@ -85,13 +68,7 @@ def scan(
 
 
 def with_derivatives_of(formula: Callable[..., Any], values: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """Returns tensors that have the derivatives of a formula for them.
-
-    Args:
-        formula: a function from the arguments to a sequence of the same tensors; called where they are differentiated.
-        values: tensors.
-        arguments: floats.
-    """
+    """Returns tensors that have the derivatives of a formula."""
 
     @tf.custom_gradient
     def same(*arguments: Any) -> Any:
@@ -107,12 +84,12 @@ def with_derivatives_of(formula: Callable[..., Any], values: Sequence[Any], argu
 
 
 def add_at(x: Any, places: Any, rows: Any) -> Any:
-    """Adds rows, which are rounded to x's dtype, to those of x at places; a place may occur more than once."""
+    """Adds rows, rounded to x's dtype, to those at places."""
     return tf.tensor_scatter_nd_add(x, places[:, None], tf.cast(rows, x.dtype))
 
 
 def loss_outside(targets: tf.Tensor, vocabulary: int) -> tf.Tensor:
-    """The cross-entropy, and each of its gradients, of a target outside a vocabulary: NaN, as in Keras's loss.
+    """Loss and gradients of a target outside a vocabulary: NaN.
 
     Raises:
         tf.errors.InvalidArgumentError: on a CPU and outside XLA, where Keras's loss does; it names the target.
@@ -134,37 +111,27 @@ def keras_has_kernel(query: Any, key: Any, value: Any) -> bool:
 
 
 def global_mean(count: Any) -> Any:
-    """The number that a replica divides its sum by, so that the mean over the replicas is that over the global batch.
-
-    Args:
-        count: the number of the elements that count on this replica, a float32 tensor of shape ().
-
-    Returns:
-        The mean of the counts times `share_of_batch`, which the loss is multiplied by later; the count itself outside
-        a step of several replicas.
-    """
+    """Divides a replica's sum for the global mean."""
     share = share_of_batch()
-    if share is None:
+    if share is None:  # no step of several replicas
         return count
+    # The loss is multiplied by the share later.
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, count) * share
 
 
 def steps_compiled_with(options: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """A scope that does nothing: `tf.function` takes no options of XLA's compiler."""
+    """A scope that does nothing: `tf.function` takes no options."""
     del options
     return nullcontext()
 
 
 def fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function of tensors one program, also where the graph around it is not jitted.
-
-    It is left as it is where a size but for the first is unknown: each length would compile anew.
-    """
+    """Makes a function one program, also without jit."""
 
     def call(*arguments: Any) -> Any:
         if all(map(has_known_sizes, filter(tf.is_tensor, arguments))):
             return call_program(function, *arguments)
-        return function(*arguments)
+        return function(*arguments)  # each length would compile anew
 
     return call
 
@@ -177,18 +144,12 @@ _WHOLE = 256
 
 
 def rows_at_once(rows: int, block: int, *, causal: bool) -> int:
-    """How many rows of queries attention takes at once: as many as a block has, or all where that is faster.
-
-    Args:
-        rows: the number of all rows of queries.
-        block: the number of rows of a block.
-        causal: whether a block leaves out the columns behind its last row.
-    """
+    """Counts the rows that attention takes at once."""
     return rows if not causal and 0 < rows <= _WHOLE and has_islands() else block
 
 
 def computed_once(x: Any) -> Any:
-    """Returns the same tensor, which many operations read, and whose own a compiler does not merge with theirs.
+    """Returns the same tensor, not merged with its readers'.
 
     XLA for GPUs weighs each merge against all readers. The mask of a deep model has hundreds, and to compile took twice
     as long.
@@ -197,20 +158,15 @@ def computed_once(x: Any) -> Any:
 
 
 def product_over_rows(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A product over rows whose sums are rounded next to the dtype of its operands.
+    """Makes a product over rows whose sums are rounded next.
 
-    Args:
-        plain: a function that contracts `(batch, heads, group, rows, n)` with `(batch, heads, group, rows, m)` over
-            group and rows, to float32 sums of shape `(batch, heads, n, m)`.
-
-    Returns:
-        That function; or one by a kernel of a CPU, which sums in float32, too, and rounds the sums itself. For that
-        one the sizes but the first must be known.
+    It contracts `(batch, heads, group, rows, n)` with `(batch, heads, group, rows, m)` over group and rows. A kernel of
+    a CPU sums in float32, too, and rounds the sums itself; for it the sizes but the first must be known.
     """
-    return _by_kernel if has_islands() else plain
 
+    def by_kernel(left: Any, right: Any) -> Any:
+        _, heads, group, rows, _ = left.shape
+        left, right = (keras.ops.reshape(x, (-1, heads, group * rows, x.shape[4])) for x in (left, right))
+        return keras.ops.matmul(keras.ops.transpose(left, (0, 1, 3, 2)), right)
 
-def _by_kernel(left: Any, right: Any) -> Any:
-    _, heads, group, rows, _ = left.shape
-    left, right = (keras.ops.reshape(x, (-1, heads, group * rows, x.shape[4])) for x in (left, right))
-    return keras.ops.matmul(keras.ops.transpose(left, (0, 1, 3, 2)), right)
+    return by_kernel if has_islands() else plain

@@ -1,4 +1,4 @@
-"""The training step of a prepared model on a CPU: what it replaces.
+"""What a prepared model's step on a CPU replaces.
 
     silu(x) = x s(x),    gradient = upstream s(x) (1 + x (1 - s(x))),    s(x) = 1 / (1 + e^-x)
 
@@ -41,16 +41,10 @@ _NONE = -1  # no size
 
 
 def step_scopes(gelu: Gelu) -> Callable[[Any], AbstractContextManager[None]]:
-    """Makes the scopes in which a model's training steps are traced, one after the other.
+    """Makes the scopes in which training steps are traced.
 
     Within one, Keras's GELU and SiLU are islands, convolutions of small images and additions of a bias have gradients
     that are products, and islands are compiled for the first `MOST` batch sizes of the model.
-
-    Args:
-        gelu: `gelu(x, approximate)`, by jitted programs, one forward and one backward.
-
-    Returns:
-        A function of a step's batch, a structure of tensors, that returns its scope.
     """
     sizes = BatchSizes()
     replacements = {
@@ -71,11 +65,8 @@ def step_scopes(gelu: Gelu) -> Callable[[Any], AbstractContextManager[None]]:
 class BatchSizes:
     """Counts the batch sizes of one model's steps.
 
-    A batch of several inputs, such as nodes and edges of graphs, has the sizes of all of them together.
-
-    Args:
-        most: the number of sizes for which the islands are compiled; in a batch of another size their operations run as
-            kernels.
+    A batch of several inputs, such as nodes and edges of graphs, has the sizes of all of them together. In a batch of
+    another size than the first `most` the operations of islands run as kernels.
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -84,17 +75,14 @@ class BatchSizes:
 
     @contextmanager
     def of_step(self, batch: Any) -> Iterator[None]:
-        """Within it, a step on a batch is traced; it does nothing where the sizes are known or no islands may be.
-
-        Args:
-            batch: a structure of tensors.
-        """
-        sizes = [tf.shape(leaf)[0] for leaf in tf.nest.flatten(batch) if _has_open_size(leaf)] if has_islands() else []
+        """Lets a step on a batch be traced within."""
+        tensors = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor)] if has_islands() else []
+        sizes = [tf.shape(leaf)[0] for leaf in tensors if leaf.shape.rank and leaf.shape[0] is None]
         with programs_if(self._count(sizes)) if sizes else nullcontext():
             yield
 
     def _count(self, sizes: list[tf.Tensor]) -> tf.Tensor:
-        """Whether programs are compiled for these sizes: a boolean tensor of shape ()."""
+        """Whether programs are compiled for these sizes, a boolean tensor."""
         if self._counted is None:
             with tf.init_scope(), tf.device("CPU:0"):
                 self._counted = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, default_value=0)
@@ -107,13 +95,9 @@ class BatchSizes:
         return known[0]
 
 
-def _has_open_size(leaf: Any) -> bool:
-    return isinstance(leaf, tf.Tensor) and bool(leaf.shape.rank) and leaf.shape[0] is None
-
-
 @cache  # so that two scopes with the same GELU replace Keras's once
 def gelu_by(replacement: Gelu) -> Make:
-    """Makes what makes the replacement of Keras's GELU, given a `gelu(x, approximate)` of jitted programs."""
+    """Makes what makes the replacement of Keras's GELU."""
 
     def make(keras_own: Callable[..., Any]) -> Callable[..., Any]:
         def gelu(x: Any, approximate: bool = True) -> Any:
@@ -152,7 +136,7 @@ def _silu_backward(upstream: tf.Tensor, x: tf.Tensor, how: None) -> list[tf.Tens
 
 
 def conv(keras_own: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes the replacement of Keras's convolution: its kernel gets its gradient by a product, where that is faster."""
+    """Makes the replacement of Keras's convolution, with products as gradients."""
 
     def conv(
         inputs: Any,
@@ -191,11 +175,11 @@ def conv(keras_own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_faster(inputs: Any, kernel: Any, steps: tuple[int, int]) -> bool:
-    """Whether the product was measured to be faster: on 2 cores with bfloat16 instructions, 16 and 64 images.
+    """Whether the product was measured to be faster.
 
-    Of the kernel's time it takes 0.6 to 1.0 for one position a window; 0.2 to 1.1 for patches that do not overlap;
-    0.3 to 1.0 for 3 x 3 with strides of 2 and at least 64 channels; 0.5 to 0.7 for 3 x 3 on at most 8 x 8 positions of
-    at least 256 channels; 0.9 to 3 elsewhere.
+    On 2 cores with bfloat16 instructions, of 16 and 64 images, it takes of the kernel's time 0.6 to 1.0 for one
+    position a window; 0.2 to 1.1 for patches that do not overlap; 0.3 to 1.0 for 3 x 3 with strides of 2 and at least
+    64 channels; 0.5 to 0.7 for 3 x 3 on at most 8 x 8 positions of at least 256 channels; 0.9 to 3 elsewhere.
     """
     height, width, channels = inputs.shape[1:]
     if inputs.dtype != tf.bfloat16 or None in (height, width) or kernel.shape[2] != channels:
@@ -219,7 +203,7 @@ def _to_kernel(x: Any, shape: Any, upstream: Any, steps: tuple[int, int], paddin
 
 
 def _windows(x: Any, kernel: Sequence[int], steps: Sequence[int], outputs: Sequence[int], padding: str) -> Any:
-    """What the places of the kernel are multiplied with, side by side: shape (rows, places x channels)."""
+    """Windows of an image, shape (rows, places x channels)."""
     height, width, channels = x.shape[1:]
     down, across = (_places(*sizes, padding) for sizes in zip((height, width), kernel, steps, outputs, strict=True))
     down, across = down[:, None, :, None], across[None, :, None, :]
@@ -231,14 +215,14 @@ def _windows(x: Any, kernel: Sequence[int], steps: Sequence[int], outputs: Seque
 
 
 def _places(side: int, size: int, step: int, output: int, padding: str) -> np.ndarray:
-    """Where the windows along one side lie: shape (outputs, size), outside of the image where it is padded."""
+    """Where windows along a side lie, shape (outputs, size)."""
     # As TensorFlow pads: what is odd stands behind.
     before = max((output - 1) * step + size - side, 0) // 2 if padding.lower() == "same" else 0
     return np.arange(output)[:, None] * step + np.arange(size) - before
 
 
 def add(keras_own: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes the replacement of Keras's addition: a bias in bfloat16 gets its gradient by a product."""
+    """Makes the replacement of Keras's addition, of a bias."""
 
     def add(x1: Any, x2: Any) -> Any:
         if not (_is_bias(x1, x2) and is_differentiated_by_kernels_of_cpus()):
@@ -246,7 +230,11 @@ def add(keras_own: Callable[..., Any]) -> Callable[..., Any]:
 
         @tf.custom_gradient
         def shift(x: Any, bias: Any) -> Any:
-            return keras_own(x, bias), lambda upstream: (upstream, _sum_of_rows(upstream))
+            def gradient(upstream: Any) -> Any:
+                rows = tf.reshape(upstream, (-1, upstream.shape[-1]))
+                return upstream, tf.matmul(tf.ones((1, tf.shape(rows)[0]), rows.dtype), rows)[0]
+
+            return keras_own(x, bias), gradient
 
         x, bias = tf.convert_to_tensor(x1), tf.convert_to_tensor(x2)
         reshape = _reshape_of_a_product(x)
@@ -259,7 +247,7 @@ def add(keras_own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reshape_of_a_product(x: tf.Tensor) -> tf.Operation | None:
-    """The reshape that makes x of a product of matrices with the same features; None where x is something else.
+    """The reshape that makes x of a product, or None.
 
     To the product the bias is added by the kernel that multiplies: TensorFlow merges the two where no reshape is
     between them.
@@ -271,7 +259,7 @@ def _reshape_of_a_product(x: tf.Tensor) -> tf.Operation | None:
 
 
 def _is_bias(x: Any, bias: Any) -> bool:
-    """Whether Keras adds `bias` by TensorFlow's kernel for biases, with features last."""
+    """Whether Keras adds a bias by TensorFlow's kernel for biases."""
     shapes = [getattr(tensor, "shape", None) for tensor in (x, bias)]
     if any(shape is None or tf.TensorShape(shape).rank is None for shape in shapes):
         return False
@@ -283,8 +271,3 @@ def _is_bias(x: Any, bias: Any) -> bool:
         and bias.shape[0] == x.shape[-1]
         and bias.shape[0] not in (None, 1)
     )
-
-
-def _sum_of_rows(upstream: Any) -> Any:
-    rows = tf.reshape(upstream, (-1, upstream.shape[-1]))
-    return tf.matmul(tf.ones((1, tf.shape(rows)[0]), rows.dtype), rows)[0]

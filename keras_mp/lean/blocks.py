@@ -1,4 +1,4 @@
-"""The blocks of a model: its parts that repeat with one structure."""
+"""Blocks of a model: its parts that repeat."""
 
 from __future__ import annotations
 
@@ -20,34 +20,28 @@ Structure = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """One block of a model.
+    """One block of a model."""
 
-    Attributes:
-        path: the names that lead to it from the model, joined by "/"; the last one is its own.
-        kind: "layer" where it is a layer; "segment" where it is a stretch of a functional graph.
-        layers: the layer; or the layers and operations of the stretch, in the order of their calls.
-        bytes: the bytes of its weights.
-        structure: a value that is equal for two blocks that compute the same from weights of the same shapes.
-        graph: the model whose graph holds a segment; None for a layer.
-        nodes: the calls of a segment in that graph; empty for a layer.
-    """
-
-    path: str
-    kind: str
+    path: str  # names that lead to it from the model, joined by "/"; the last one is its own
+    kind: str  # "layer" where it is a layer; "segment" where it is a stretch of a functional graph
+    # the layer; or the layers and operations of the stretch, in the order of their calls
     layers: tuple[keras.Operation, ...]
-    bytes: int
+    bytes: int  # the bytes of its weights
+    # a value that is equal for two blocks that compute the same from weights of the same shapes
     structure: Structure = dataclasses.field(repr=False)
+    # the model whose graph holds a segment; None for a layer
     graph: keras.Model | None = dataclasses.field(default=None, repr=False)
+    # the calls of a segment in that graph; empty for a layer
     nodes: tuple[Any, ...] = dataclasses.field(default=(), repr=False)
 
     @property
     def name(self) -> str:
-        """The last part of the path: a layer's name; of a segment its first and its last name, joined by ".."."""
+        """Last part of the path, such as "dense" or "first..last"."""
         return self.path.rpartition("/")[2]
 
 
 def find_blocks(model: keras.Layer) -> list[tuple[Block, ...]]:
-    """Finds the blocks of a model, such as the layers of a transformer and the residual blocks of a ResNet.
+    """Finds the blocks of a model, such as transformer layers.
 
     The rule, for the model and for each layer that holds others:
 
@@ -92,12 +86,19 @@ def _blocks_in(container: keras.Layer, path: str, seen: set[int]) -> list[tuple[
     placed: list[tuple[int, tuple[Block, ...]]] = []
     for groups in (*_families(outer), segments):
         members = [block for group in groups for block in group]
-        inner = [(layer, _blocks_in(layer, _path_of(layer, path), set(seen))) for layer in _composites(members)]
+        composites: dict[int, Any] = {id(layer): layer for block in members for layer in block.layers}
+        inner = [
+            (layer, _blocks_in(layer, _path_of(layer, path), set(seen)))
+            for layer in composites.values()
+            if children_of(layer)
+        ]
         most = max((len(group) for _, groups_inside in inner for group in groups_inside), default=0)
         if len(members) < most:
             placed += [(place.get(id(layer), 0), group) for layer, inside in inner for group in inside]
         else:
-            placed += [(_first_place(group, place), group) for group in groups]
+            for group in groups:
+                first = min((place[id(layer)] for layer in group[0].layers if id(layer) in place), default=0)
+                placed.append((first, group))
     for child in children:
         if id(child) not in repeating | covered:
             placed += [(place[id(child)], group) for group in _blocks_in(child, _path_of(child, path), seen)]
@@ -106,15 +107,6 @@ def _blocks_in(container: keras.Layer, path: str, seen: set[int]) -> list[tuple[
 
 def _path_of(layer: keras.Operation, path: str) -> str:
     return f"{path}/{layer.name}" if path else layer.name
-
-
-def _first_place(group: tuple[Block, ...], place: dict[int, int]) -> int:
-    return min((place[id(layer)] for layer in group[0].layers if id(layer) in place), default=0)
-
-
-def _composites(blocks: Sequence[Block]) -> list[keras.Layer]:
-    layers = {id(layer): layer for block in blocks for layer in block.layers if children_of(layer)}
-    return list(layers.values())  # type: ignore[arg-type]
 
 
 def _layer_groups(container: keras.Layer, children: Sequence[keras.Layer], path: str) -> list[tuple[Block, ...]]:
@@ -137,7 +129,7 @@ def _layer_groups(container: keras.Layer, children: Sequence[keras.Layer], path:
 
 
 def _families(groups: Sequence[tuple[Block, ...]]) -> list[list[tuple[Block, ...]]]:
-    """Groups of one class together: the blocks of two widths are as many as both."""
+    """Puts groups of one class together, of any width."""
     families: dict[Any, list[tuple[Block, ...]]] = defaultdict(list)
     for group in groups:
         layer = group[0].layers[0]
@@ -158,7 +150,7 @@ def _is_plain_model(layer: keras.Operation) -> bool:
 
 
 def structure_of(operation: keras.Operation) -> Structure:
-    """A key that is equal for operations of one class with weights and sublayers of one structure."""
+    """Key of an operation's class, shapes of weights and sublayers."""
     name = original_class(operation).__qualname__
     if not isinstance(operation, keras.layers.Layer):
         return (name, (), ())
@@ -178,7 +170,11 @@ def _segment_groups(container: keras.Layer, path: str, blocks: set[int]) -> list
     nodes = calls_of(graph)
     symbols = [None if id(node.operation) in blocks else _symbol(node) for node in nodes]
     crossing = _crossing(graph, nodes)
-    bounds = [_bounds(run, crossing) for run in longest_runs(symbols, _can_be_segment)]
+
+    def allowed(period: Sequence[Structure]) -> bool:
+        return len(period) > 1 and any(_has_weights(structure) for structure, _ in period)
+
+    bounds = [_bounds(run, crossing) for run in longest_runs(symbols, allowed)]
     groups = [tuple(zip(edges, edges[1:], strict=False)) for edges in bounds]
     groups = sorted(groups + [((start, stop),) for start, stop in _transitions(groups, symbols)])
     return [tuple(segment_block(container, path, nodes[slice(*edge)]) for edge in group) for group in groups]
@@ -188,17 +184,13 @@ def _symbol(node: Any) -> Structure:
     return (structure_of(node.operation), tuple(tuple(output.shape) for output in node.outputs))
 
 
-def _can_be_segment(symbols: Sequence[Structure]) -> bool:
-    return len(symbols) > 1 and any(_has_weights(structure) for structure, _ in symbols)
-
-
 def _has_weights(structure: Structure) -> bool:
     _, shapes, children = structure
     return bool(shapes) or any(map(_has_weights, children))
 
 
 def _crossing(graph: Any, nodes: Sequence[Any]) -> list[int]:
-    """The number of values a sample that are computed before each place between two calls and used after it."""
+    """Counts values a sample that pass each place between calls."""
     made = {id(tensor): 0 for tensor in graph.inputs}
     sizes = {id(tensor): math.prod(d or 1 for d in tensor.shape) for tensor in graph.inputs}
     last = dict.fromkeys(made, 0)
@@ -215,7 +207,7 @@ def _crossing(graph: Any, nodes: Sequence[Any]) -> list[int]:
 
 
 def _bounds(run: Run, crossing: Sequence[int]) -> list[int]:
-    """Where the segments of a run begin, and where the last one ends."""
+    """Where the segments of a run begin, and it ends."""
     offsets = range(run.slack + 1 if run.stop - run.start < 3 * run.period else run.period)
     cuts = [list(range(run.start + offset, run.stop + 1, run.period)) for offset in offsets]
     # With equal cost, as many as possible, and the later: an activation belongs to what is before it.
@@ -223,7 +215,7 @@ def _bounds(run: Run, crossing: Sequence[int]) -> list[int]:
 
 
 def _transitions(groups: Sequence[tuple[tuple[int, int], ...]], symbols: Sequence[Any]) -> list[tuple[int, int]]:
-    """The first blocks of stages: between two groups, and before the first where it has the same classes."""
+    """First blocks of stages: between groups, and before the first."""
     classes = [None if symbol is None else symbol[0][0] for symbol in symbols]
     weighted = [symbol[0][0] if symbol is not None and _has_weights(symbol[0]) else None for symbol in symbols]
     ordered = sorted(groups)
@@ -265,7 +257,7 @@ def segment_block(container: keras.Layer, path: str, nodes: Sequence[Any]) -> Bl
 
 
 class Run(NamedTuple):
-    """Items from `start` to `stop` (excluded), each of which equals the one `period` before it, where there is one."""
+    """Items up to `stop` (excluded) that repeat after a period."""
 
     start: int
     stop: int
@@ -273,19 +265,19 @@ class Run(NamedTuple):
 
     @property
     def slack(self) -> int:
-        """The items that are left over when the run is divided into periods."""
+        """Items left over when the run is divided into periods."""
         return (self.stop - self.start) % self.period
 
 
 def longest_runs(items: Sequence[Any], allowed: Any) -> list[Run]:
-    """Finds the runs that cover most of a sequence, without overlap, longest first.
+    """Finds the runs that cover most of a sequence.
 
     Args:
         items: hashable items; None repeats nothing.
         allowed: a function that tells whether the items of a period may be a run's period.
 
     Returns:
-        Runs of at least two periods, in the order of the sequence. Of several periods of one run the shortest.
+        Runs of at least two periods, in order and without overlap. Of several periods of one run the shortest.
     """
     candidates = [run for period in range(1, len(items) // 2 + 1) for run in _runs_of(items, period)]
     candidates.sort(key=lambda run: (run.slack - (run.stop - run.start), run.period, run.start))
@@ -305,16 +297,9 @@ def _runs_of(items: Sequence[Any], period: int) -> list[Run]:
         if equal and start is None:
             start = index
         if not equal and start is not None:
-            if index - start >= period and not _repeats_inside(items[start : start + period]):
+            once = list(items[start : start + period])
+            shorter = (part for part in range(1, period // 2 + 1) if period % part == 0)
+            if index - start >= period and not any(once == once[:part] * (period // part) for part in shorter):
                 runs.append(Run(start, index + period, period))
             start = None
     return runs
-
-
-def _repeats_inside(items: Sequence[Any]) -> bool:
-    """Whether a period is itself made of equal shorter ones."""
-    length = len(items)
-    return any(
-        length % shorter == 0 and list(items) == list(items[:shorter]) * (length // shorter)
-        for shorter in range(1, length // 2 + 1)
-    )

@@ -1,4 +1,4 @@
-"""Attention that keeps nothing of size length x length for the backward pass."""
+"""Attention that keeps no scores for the backward pass."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def attention(
         scope = backend.gradient_scope()
         if mask is not None and len(blocks) > 1:
             mask = engine.computed_once(mask)
-        operands = [_by_head(query, sizes.key_heads), _by_key_head(key), _by_key_head(value)]
+        operands = [_by_head(query, sizes.key_heads), _swapped(key), _swapped(value)]
         output = _forward(operands, mask, seeds, blocks, sizes)
 
         def gradient(upstream: Any) -> Any:
@@ -129,49 +129,33 @@ def attention(
 
 
 class _Sizes(NamedTuple):
-    """The sizes of a call that all its blocks share, and how it computes.
+    """Sizes of a call that all blocks share, and settings."""
 
-    Attributes:
-        heads: the number of heads of the queries.
-        key_heads: the number of heads of the keys and values.
-        columns: the number of keys; None where it is unknown.
-        scale: the factor of the scores.
-        dtype: the dtype of query, key and value.
-        mean_of_unseen: whether a row that sees no key is the mean of the values, and not 0.
-        dropout: the share of the probabilities that is dropped.
-        over_rows: a function that contracts two tensors of (batch, key heads, group, rows, ...) over group and rows.
-    """
-
-    heads: int
-    key_heads: int
-    columns: int | None
-    scale: float
-    dtype: str
-    mean_of_unseen: bool
-    dropout: float
+    heads: int  # number of heads of the queries
+    key_heads: int  # number of heads of the keys and values
+    columns: int | None  # number of keys; None where it is unknown
+    scale: float  # the factor of the scores
+    dtype: str  # dtype of query, key and value
+    mean_of_unseen: bool  # whether a row that sees no key is the mean of the values, and not 0
+    dropout: float  # the share of the probabilities that is dropped
+    # a function that contracts two tensors of (batch, key heads, group, rows, ...) over group and rows
     over_rows: Callable[[Any, Any], Any]
 
 
 class _Rows(NamedTuple):
-    """A block of queries.
+    """A block of queries."""
 
-    Attributes:
-        start, stop: the first row of the block, and the row after its last.
-        seen: the columns before this one may be seen; None for all, of an unknown number.
-        first: the same as start where attention is causal; -1 where it is not.
-    """
-
-    start: int
+    start: int  # the first row of the block, and the row after its last
     stop: int | None
-    seen: int | None
-    first: int
+    seen: int | None  # the columns before this one may be seen; None for all, of an unknown number
+    first: int  # the same as start where attention is causal; -1 where it is not
 
     def cut(self, x: Any) -> Any:
-        """The part of a tensor of shape (batch, key heads, group, rows, features) that is this block's."""
+        """Cuts (batch, key heads, group, rows, features) to this block."""
         return x[:, :, :, self.start : self.stop]
 
     def of(self, mask: Any) -> Any:
-        """The part of a mask of shape (batch, 1, 1, rows or 1, columns) that is this block's."""
+        """Cuts a mask (batch, 1, 1, rows or 1, columns)."""
         if mask is None:
             return None
         return (mask if mask.shape[3] == 1 else mask[:, :, :, self.start : self.stop])[..., : self.seen]
@@ -192,7 +176,7 @@ def _blocks(rows: int | None, columns: int | None, causal: bool, block: int | No
 
 
 def _forward(operands: list[Any], mask: Any, seeds: list[Any], blocks: list[_Rows], sizes: _Sizes) -> Any:
-    """The output of `(batch, rows, heads, features)`, from queries, keys and values by head."""
+    """Output, shape `(batch, rows, heads, features)`, from operands by head."""
     q, k, v = operands
     keys = _keys_of_rows(q, seeds)
     outputs: list[Any] = []
@@ -202,11 +186,11 @@ def _forward(operands: list[Any], mask: Any, seeds: list[Any], blocks: list[_Row
         probabilities = _probabilities(scores, rows.of(mask), rows.first, sizes)
         probabilities = _dropped(probabilities, _kept(drawn, scores, sizes), sizes.dropout)
         outputs.append(_times_columns(keras.ops.cast(probabilities, sizes.dtype), v[:, :, : rows.seen]))
-    return keras.ops.cast(_by_row(_joined(outputs), sizes.heads), sizes.dtype)
+    return keras.ops.cast(_by_row(outputs, sizes.heads), sizes.dtype)
 
 
 def _in_turn(tensors: list[Any], keys: list[Any], rows: _Rows, before: list[Any], count: int) -> list[Any]:
-    """A block's parts of tensors and of the keys of its rows, once the block before is done.
+    """Parts of tensors for a block, after the block before.
 
     Else the compiler may hold the scores of all, and where all have the same columns, it merges their products into
     one. Keys of rows it would compute anew for each score.
@@ -232,19 +216,22 @@ def _backward(
         q_rows, up_rows, *drawn = _in_turn([q, up], keys, rows, to_q[-1:] + sums, len(blocks))
         to_rows, *shares = _block_gradients(rows, q_rows, k, v, up_rows, rows.cut(means), rows.of(mask), drawn, sizes)
         to_q.append(to_rows)
-        sums = list(map(_plus, sums, shares)) if sums else shares
-    to_query, (to_key, to_value) = _by_row(_joined(to_q[::-1]), sizes.heads), sums
+        if sums:
+            pairs = zip(sums, shares, strict=True)
+            shares = [total + _longer(share, total.shape[2] - share.shape[2]) for total, share in pairs]
+        sums = shares
+    to_query, (to_key, to_value) = _by_row(to_q[::-1], sizes.heads), sums
     # A key that no row can see is in no block.
     seen = blocks[-1].seen
     missing = 0 if seen is None or sizes.columns is None else sizes.columns - seen
-    to_key, to_value = (_by_key_head(_longer(x, missing)) for x in (to_key, to_value))
+    to_key, to_value = (_swapped(_longer(x, missing)) for x in (to_key, to_value))
     return [keras.ops.cast(gradient, sizes.dtype) for gradient in (to_query, to_key, to_value)]
 
 
 def _block_gradients(
     rows: _Rows, q: Any, k: Any, v: Any, upstream: Any, means: Any, mask: Any, drawn: list[Any], sizes: _Sizes
 ) -> tuple[Any, Any, Any]:
-    """The gradients of one block's queries, and its share of those of the keys and values that it sees."""
+    """Gradients of a block's queries, shares of keys and values."""
     keys, values = k[:, :, : rows.seen], v[:, :, : rows.seen]
     scores = product_float32("bkgtd,bksd->bkgts", q, keys)
     to_probabilities = product_float32("bkgtd,bksd->bkgts", upstream, values)
@@ -264,7 +251,7 @@ def _block_gradients(
 
 
 def _times_columns(rows: Any, columns: Any) -> Any:
-    """Contracts (batch, key heads, group, rows, columns) with (batch, key heads, columns, features)."""
+    """Contracts (batch, key heads, group, rows, columns) with columns."""
     _, key_heads, group, _, _ = rows.shape
     count = keras.ops.shape(rows)[3] * group
     product = keras.ops.matmul(keras.ops.reshape(rows, (-1, key_heads, count, keras.ops.shape(rows)[4])), columns)
@@ -272,28 +259,21 @@ def _times_columns(rows: Any, columns: Any) -> Any:
 
 
 def _by_head(x: Any, key_heads: int) -> Any:
-    """A tensor (batch, rows, heads, features) as (batch, key heads, group, rows, features)."""
-    x = keras.ops.transpose(x, (0, 2, 1, 3))
+    """Reorders to (batch, key heads, group, rows, features)."""
+    x = _swapped(x)
     _, heads, _, features = x.shape
     return keras.ops.reshape(x, (-1, key_heads, heads // key_heads, keras.ops.shape(x)[2], features))
 
 
-def _by_row(x: Any, heads: int) -> Any:
-    """The way back."""
-    x = keras.ops.reshape(x, (-1, heads, keras.ops.shape(x)[3], x.shape[4]))
+def _by_row(blocks: list[Any], heads: int) -> Any:
+    """The way back, of all blocks together."""
+    x = blocks[0] if len(blocks) == 1 else keras.ops.concatenate(blocks, axis=3)
+    return _swapped(keras.ops.reshape(x, (-1, heads, keras.ops.shape(x)[3], x.shape[4])))
+
+
+def _swapped(x: Any) -> Any:
+    """A tensor with rows and heads in each other's place."""
     return keras.ops.transpose(x, (0, 2, 1, 3))
-
-
-def _by_key_head(x: Any) -> Any:
-    return keras.ops.transpose(x, (0, 2, 1, 3))
-
-
-def _joined(blocks: list[Any]) -> Any:
-    return blocks[0] if len(blocks) == 1 else keras.ops.concatenate(blocks, axis=3)
-
-
-def _plus(total: Any, share: Any) -> Any:
-    return total + _longer(share, total.shape[2] - share.shape[2])
 
 
 def _longer(x: Any, missing: int) -> Any:
@@ -309,7 +289,7 @@ def _seen(shape: Any, mask: Any, first: int) -> Any:
 
 
 def _keys_of_rows(q: Any, seeds: list[Any]) -> list[Any]:
-    """The keys by which dropout draws for the scores of each row, with an axis for its columns; none without a seed."""
+    """Keys of dropout by row of scores; none without seed."""
     return [key for seed in seeds for key in keys_of(seed, keras.ops.shape(q)[:4])]
 
 
@@ -384,10 +364,9 @@ _GOLDEN = 0x9E3779B1  # 2**32 over the golden ratio, made odd
 
 
 def keys_of(seed: Any, shape: tuple[Any, ...]) -> list[Any]:
-    """The keys of the rows of an array: the same ones on any number of devices.
+    """Keys of rows of an array, on any devices.
 
     Args:
-        seed: two integers, as `keras.random.SeedGenerator.next` returns them.
         shape: the shape of the array without its last axis. On TensorFlow sizes may be int32 tensors.
 
     Returns:
@@ -406,11 +385,7 @@ def kept(first: Any, second: Any, columns: Any, rate: float) -> Any:
 
     Args:
         first, second: the keys of the rows, shape `(..., 1)`.
-        columns: the number of entries of a row.
         rate: the share that is dropped, to within 2**-32.
-
-    Returns:
-        Booleans, shape `(..., columns)`.
     """
     words = mixed(backend.places((columns,)) + first, second)
     return words >= keras.ops.convert_to_tensor(round(rate * 2**32), "uint32")

@@ -1,13 +1,12 @@
-"""The loss and the metrics of a model with a large vocabulary, without all of its logits."""
+"""Loss and metrics of a model without whole logits."""
 
 from __future__ import annotations
 
-import functools
 import math
 import weakref
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -16,7 +15,7 @@ from keras_mp import backend
 from keras_mp.backend.common.calls import call_scope
 from keras_mp.backend.common.keras_private import AutocastScope, get_keras_mask
 from keras_mp.fp8.layers import Float8Layer
-from keras_mp.lean.chunked_loss import ChunkedCrossEntropy, measures, update_metrics
+from keras_mp.lean.chunked_loss import ChunkedCrossEntropy, metrics_of_rows, update_metrics
 from keras_mp.lean.cross_entropy import chunks_save_memory
 from keras_mp.qat.keras_modes import logits_operands
 from keras_mp.rebuild.notes import original_class, precision_of_layer, quantization_trained_for, treatments_of
@@ -31,7 +30,7 @@ HEADS = (keras.layers.Dense, keras.layers.ReversibleEmbedding)
 
 
 class ChunkedLoss:
-    """Computes a sparse cross-entropy from the input of the layer that makes the logits, in chunks.
+    """Computes a sparse cross-entropy in chunks of logits.
 
     For a model with one output, whose `call` notes the features behind the logits. The logits that it returns are not
     used then, so a compiled step does not compute them.
@@ -48,7 +47,7 @@ class ChunkedLoss:
             return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)  # type: ignore[misc]
         (y,) = keras.tree.flatten(y)
         weights = next(iter(keras.tree.flatten(sample_weight)), None)
-        metrics, mask = measures(self, y, y_pred), get_keras_mask(y_pred)
+        metrics, mask = metrics_of_rows(self, y, y_pred), get_keras_mask(y_pred)
         with call_scope(self._calls.head):
             total = loss.of_features(
                 y, *self._calls.product(features), sample_weight=weights, mask=mask, gradient=bool(training),
@@ -85,8 +84,6 @@ class ChunkedLoss:
 class ChunkedHead(ChunkedLoss):
     """The same for a functional model."""
 
-    _calls: _GraphCalls
-
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         if self.chunked_loss() is None or keras.tree.flatten(inputs) == []:
             return super().call(inputs, training=training, mask=mask)  # type: ignore[misc]
@@ -96,16 +93,14 @@ class ChunkedHead(ChunkedLoss):
 
 
 class Calls:
-    """The features behind the logits of the calls whose loss is to come, one a replica.
+    """Features behind logits whose loss is to come, by replica.
 
-    Args:
-        plain: whether the layers that come after it leave the logits as they are.
+    Keras does not track it: it would take the graph for a layer of the model. `plain` says whether the layers that come
+    after the head leave the logits as they are.
     """
 
-    graph: Any = None
-
-    def __init__(self, head: Any, plain: bool = True) -> None:
-        self.head, self.plain = head, plain
+    def __init__(self, head: Any, plain: bool = True, graph: Any = None) -> None:
+        self.head, self.plain, self.graph = head, plain, graph
         # Whether the metrics of the last call have been updated.
         self.measured = False
         self._by_id: dict[int, tuple[Any, Any]] = {}
@@ -115,12 +110,14 @@ class Calls:
         # the largest array of a model: those of an eager call go, and the features with them, when its caller lets go.
         while len(self._by_id) > 64:
             self._by_id.pop(next(iter(self._by_id)))
-        self._by_id[id(logits)] = weakref.ref(logits, functools.partial(self._drop, id(logits))), features
-        self.measured = False
+        key = id(logits)
 
-    def _drop(self, key: int, gone: Any) -> None:
-        if key in self._by_id and self._by_id[key][0] is gone:
-            del self._by_id[key]
+        def drop(gone: Any) -> None:
+            if key in self._by_id and self._by_id[key][0] is gone:
+                del self._by_id[key]
+
+        self._by_id[key] = weakref.ref(logits, drop), features
+        self.measured = False
 
     def features_of(self, logits: Any) -> Any:
         noted = self._by_id.pop(id(logits), None)
@@ -142,28 +139,15 @@ class Calls:
         }
 
 
-class _GraphCalls(Calls):
-    """The same of a functional model, with the graph that gives both."""
-
-    def __init__(self, model: Any) -> None:
-        head, features, plain = find_head(model.outputs[0])
-        super().__init__(head, plain)
-        # Here, and not in the model, where Keras would take it for a layer.
-        self.graph = keras.Model(model._inputs_struct, [features, model.outputs[0]])
-
-
 def prepare_head(model: Any) -> None:
     """Gives a functional model what `ChunkedHead` needs."""
-    note_calls(model, _GraphCalls(model))
-
-
-def note_calls(model: Any, calls: Calls) -> None:
-    """Gives a model the features behind its logits: a value, which Keras need not track."""
-    object.__setattr__(model, "_calls", calls)
+    head, features, plain = find_head(model.outputs[0])
+    graph = keras.Model(model._inputs_struct, [features, model.outputs[0]])
+    vars(model)["_calls"] = Calls(head, plain, graph)
 
 
 def calls_behind(model: Any) -> Calls | None:
-    """The features behind a model's logits; None of a model that notes none."""
+    """Features behind a model's logits, or None."""
     return vars(model).get("_calls")
 
 
@@ -179,13 +163,13 @@ def _kernel(head: Any) -> Any:
 
 
 def _value(variable: Any) -> Any:
-    """A variable in its own dtype: the gradient of master weights in float32 is never rounded."""
+    """A variable in its own dtype, and so its gradient."""
     with AutocastScope(None):
         return backend.as_tensor(variable)
 
 
 def chunked(model: Any) -> ChunkedCrossEntropy | None:
-    """The loss that a model is compiled with as one that can be computed in chunks; None where it cannot."""
+    """A compiled model's loss as one in chunks, or None."""
     losses = keras.tree.flatten(getattr(model, "loss", None))
     # Private, because a compiled model has no public way to say how its losses are weighted.
     weighted = getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)
@@ -207,7 +191,7 @@ def chunked(model: Any) -> ChunkedCrossEntropy | None:
 
 
 def why_not_plain(head: Any) -> str:
-    """Why the logits are not only a product and a bias; empty where they are."""
+    """Why logits are not product and bias alone, or ""."""
     activation = activation_of(getattr(head, "activation", None))
     if activation.function is not keras.activations.linear:
         return f"its activation is {activation.name}, so its result is not logits"
@@ -221,9 +205,10 @@ def why_not_plain(head: Any) -> str:
 
 
 def why_not_head(model: Any) -> tuple[Any, str]:
-    """The layer that makes a model's logits, and why its loss cannot be computed in chunks; empty where it can.
+    """Finds the layer that makes logits, and why it stays.
 
-    None for a model that has no vocabulary, and for one that does not show which layer makes its output.
+    The reason is empty where the loss can be computed in chunks. The layer is None for a model that has no vocabulary,
+    and for one that does not show which layer makes its output.
     """
     outputs = keras.tree.flatten(getattr(model, "outputs", None) or [])
     if len(outputs) != 1:
@@ -245,14 +230,14 @@ def why_not_head(model: Any) -> tuple[Any, str]:
 
 
 def why_not_compiled(model: Any) -> str:
-    """Why the loss that a model is compiled with cannot be computed in chunks; empty where it can, or is to come."""
+    """Why the compiled loss cannot be in chunks, or ""."""
     if getattr(model, "compiled", False) and chunked(model) is None:
         return "the model is not compiled with SparseCategoricalCrossentropy(from_logits=True)"
     return ""
 
 
 def find_head(logits: Any) -> tuple[Any, Any, bool]:
-    """The layer that makes logits, its input, and whether what comes after leaves them as they are.
+    """Finds what makes logits, its input, whether they stay so.
 
     Raises:
         ValueError: another kind of layer makes them.
@@ -275,7 +260,7 @@ def find_head(logits: Any) -> tuple[Any, Any, bool]:
 
 
 def own_code(cls: Any, methods: Sequence[str]) -> str:
-    """Which of the methods a class does not have from Keras, as a reason; empty for none."""
+    """Says which of the methods are not Keras's, or ""."""
     for name in methods:
         definer = next(base for base in cls.__mro__ if name in vars(base))
         if package_of(definer) != "keras":
@@ -291,7 +276,7 @@ _NOTES: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("notes", default=N
 
 
 class CalledHead(ChunkedLoss):
-    """A subclassed model that computes a sparse cross-entropy from the input of the layer that makes the logits.
+    """The same for a subclassed model.
 
     Which call of the layer made the logits is known only where the model returns that very tensor; else the loss is
     computed as it was.
@@ -323,48 +308,30 @@ class NotedHead:
         return outputs
 
 
-class Found(NamedTuple):
-    """The layer that makes a model's logits.
+def why_not_called_head(model: Any) -> tuple[Any, str]:
+    """Answers as `why_not_head` for a subclassed model.
 
-    Attributes:
-        head: the layer.
-        width: the number of features of its input.
-        shape: the shape of the logits.
-    """
-
-    head: keras.layers.Layer
-    width: int
-    shape: tuple[int | None, ...]
-
-
-def find_called_head(model: Any) -> Found | None:
-    """The layer whose result a subclassed model returns as it is; None where there is none, or where it cannot be seen.
-
-    The model is traced by the shapes that it was built for.
+    The model is traced by the shapes that it was built for; it must return the result of the layer as it is.
     """
     if not isinstance(model, keras.Model) or graph_of(model) is not None or not model.built:
-        return None
+        return None, ""
     heads = [layer for layer in layers_below(model) if isinstance(layer, HEADS)]
     traced = trace_layers(model, heads) if heads else None
-    for call in traced.makers(traced.outputs) if traced else ():
-        return Found(call.layer, call.inputs.shape[-1], tuple(call.outputs.shape))
-    return None
-
-
-def why_not_called_head(model: Any) -> tuple[Any, str]:
-    """The answer of `why_not_head` for a subclassed model."""
-    called = find_called_head(model)
-    if called is None or len(called.shape) < 3 or not called.width < (called.shape[-1] or 0):
+    called = next(iter(traced.makers(traced.outputs)), None) if traced else None
+    if called is None:
         return None, ""
-    reason = why_not_plain(called.head) or own_code(original_class(model), ("compute_loss", "compute_metrics"))
-    return called.head, reason or why_not_compiled(model)
+    shape = called.outputs.shape
+    if len(shape) < 3 or not called.inputs.shape[-1] < (shape[-1] or 0):
+        return None, ""
+    reason = why_not_plain(called.layer) or own_code(original_class(model), ("compute_loss", "compute_metrics"))
+    return called.layer, reason or why_not_compiled(model)
 
 
 def _note_head(model: Any) -> None:
     head = next((layer for layer in layers_below(model) if NOTED_HEAD in treatments_of(layer)), None)
     calls = calls_behind(model)
     if head is not None and (calls is None or calls.head is not head):
-        note_calls(model, Calls(head))
+        vars(model)["_calls"] = Calls(head)
 
 
 register_treatments(

@@ -1,8 +1,8 @@
-"""Cross-entropy of integer targets as a loss, and metrics beside it, that can be computed without whole logits."""
+"""A loss and metrics that can do without whole logits."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
@@ -100,7 +100,7 @@ class ChunkedCrossEntropy(keras.losses.Loss):
         return {**super().get_config(), "ignore_class": self.ignore_class, "rows": self.rows}
 
     def _weighted(self, y_true: Any, shape: tuple, sample_weight: Any, mask: Any) -> tuple[Any, Any, Any]:
-        """Targets, the weight of each, and what their sum is divided by."""
+        """Targets, their weights, and the divisor of the sum."""
         targets = keras.ops.cast(backend.as_tensor(y_true), "int32")
         if len(targets.shape) == len(shape) and targets.shape[-1] == 1 and len(shape) > 1:
             targets = keras.ops.squeeze(targets, -1)
@@ -132,7 +132,7 @@ class ChunkedCrossEntropy(keras.losses.Loss):
 
 
 def _broadcast(weights: Any, targets: Any) -> tuple[int, ...]:
-    """The shape that lets weights, which lack the last axes, meet the targets."""
+    """Shape in which weights broadcast to targets from the left."""
     have, want = tuple(weights.shape), tuple(targets.shape)
     pairs = zip(have, want, strict=False)
     if len(have) > len(want) or any(a not in (1, b) and a is not None and b is not None for a, b in pairs):
@@ -143,19 +143,14 @@ def _broadcast(weights: Any, targets: Any) -> tuple[int, ...]:
 # Metrics of a model with a large vocabulary, from what its chunked loss knows of each row.
 
 
-class WeighedMetric(NamedTuple):
-    """A metric of a compiled model, and whether it counts sample weights."""
-
-    metric: Any
-    weighted: bool
-
-
-def measures(model: Any, y: Any, y_pred: Any) -> list[WeighedMetric]:
-    """The metrics that a model is compiled with, if each of them can be computed from `RowMetrics`; else none.
+def metrics_of_rows(model: Any, y: Any, y_pred: Any) -> list[tuple[Any, bool]]:
+    """Metrics of a compiled model, if `RowMetrics` suffice for each.
 
     Args:
-        model: a compiled model with one output.
         y, y_pred: the targets and the logits, by which Keras makes the metrics that were given as names.
+
+    Returns:
+        The metrics, each with whether it counts sample weights; none where another needs the logits.
     """
     # Private, because a model has no public way to its metrics with and without weights.
     compiled = model._compile_metrics
@@ -166,29 +161,29 @@ def measures(model: Any, y: Any, y_pred: Any) -> list[WeighedMetric]:
             return []
         compiled.build(y, y_pred)
     both = ((compiled._flat_metrics, False), (compiled._flat_weighted_metrics, True))
-    measured = [
-        WeighedMetric(metric, weighted)
-        for lists, weighted in both
-        for metrics in lists
-        for metric in (metrics.metrics if metrics else [])
-    ]
-    return measured if all(_is_known(metric) for metric, _ in measured) else []
+    metrics = [(metric, weighted) for lists, weighted in both for some in lists if some for metric in some.metrics]
+    return metrics if all(_is_known(metric) for metric, _ in metrics) else []
 
 
-def update_metrics(metrics: list[WeighedMetric], y: Any, rows: RowMetrics, mask: Any, sample_weight: Any) -> None:
-    """Updates metrics as `compute_metrics` does.
-
-    Args:
-        mask: the mask that Keras has attached to the logits; None for none.
-    """
+def update_metrics(metrics: list[tuple[Any, bool]], y: Any, rows: RowMetrics, mask: Any, sample_weight: Any) -> None:
+    """Updates metrics as `compute_metrics` does."""
     for metric, weighted in metrics:
         weights = sample_weight if weighted else None
-        if _is_perplexity(metric):
-            _measure_perplexity(metric, y, rows, mask, weights)
-        else:
+        if not _is_perplexity(metric):
             values = rows.hits if isinstance(metric, keras.metrics.SparseCategoricalAccuracy) else rows.losses
             weights = apply_mask(weights, mask, dtype=metric.dtype, reduction="sum")
             keras.metrics.Mean.update_state(metric, values, sample_weight=weights)
+            continue
+        # The two sums of KerasHub's `Perplexity.update_state`.
+        counts = keras.ops.ones_like(rows.losses)
+        if metric.mask_token_id is not None:
+            targets = keras.ops.reshape(keras.ops.cast(y, "int32"), keras.ops.shape(rows.losses))
+            counts = keras.ops.cast(targets != metric.mask_token_id, "float32")
+        if weights is not None:
+            counts = counts * keras.ops.cast(weights, "float32")
+        seen = counts if mask is None else counts * keras.ops.cast(mask, "float32")
+        metric._aggregate_crossentropy.assign_add(keras.ops.sum(rows.losses * seen))
+        metric._number_of_samples.assign_add(keras.ops.sum(counts))
 
 
 def _is_known(metric: Any) -> bool:
@@ -205,28 +200,11 @@ def _is_perplexity(metric: Any) -> bool:
     return keras.saving.get_registered_name(type(metric)) in ("keras_hub>Perplexity", "keras_nlp>Perplexity")
 
 
-def _measure_perplexity(metric: Any, y: Any, rows: RowMetrics, mask: Any, sample_weight: Any) -> None:
-    """Adds to the two sums of KerasHub's `Perplexity.update_state`."""
-    targets = keras.ops.reshape(keras.ops.cast(y, "int32"), keras.ops.shape(rows.losses))
-    weights = keras.ops.ones_like(rows.losses)
-    if metric.mask_token_id is not None:
-        weights = keras.ops.cast(targets != metric.mask_token_id, "float32")
-    if sample_weight is not None:
-        weights = weights * keras.ops.cast(sample_weight, "float32")
-    seen = weights if mask is None else weights * keras.ops.cast(mask, "float32")
-    metric._aggregate_crossentropy.assign_add(keras.ops.sum(rows.losses * seen))
-    metric._number_of_samples.assign_add(keras.ops.sum(weights))
-
-
 # Which losses take the numbers of classes as targets, and not a row for each.
 
 
 def is_sparse_crossentropy(loss: Any) -> bool:
-    """Whether a loss is a cross-entropy of integer targets: Keras's, the kit's, or one that is named like them.
-
-    Args:
-        loss: a loss as `compile` takes it for one output: an instance, a function or a name.
-    """
+    """Whether a loss is a cross-entropy of integer targets."""
     if isinstance(loss, (keras.losses.SparseCategoricalCrossentropy, ChunkedCrossEntropy)):
         return True
     name = getattr(loss, "name", None) or getattr(loss, "__name__", loss)

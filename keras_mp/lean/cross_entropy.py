@@ -1,4 +1,4 @@
-"""Cross-entropy over a large vocabulary, a chunk of rows at a time: the logits are never whole in memory."""
+"""Cross-entropy over a large vocabulary, in chunks of rows."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def chunked_cross_entropy(
     _check(features, width, targets, weights, bias, vocabulary, rows)
     features = keras.ops.reshape(features, (-1, width))
     given_targets, targets = targets, keras.ops.cast(keras.ops.reshape(targets, (-1,)), "int32")
-    weights = _weights(weights, targets)
+    weights = keras.ops.ones_like(targets, dtype="float32") if weights is None else backend.as_tensor(weights)
+    weights = keras.ops.reshape(keras.ops.stop_gradient(keras.ops.cast(weights, "float32")), (-1,))
     bias = None if bias is None else backend.as_tensor(bias)
     rows = rows or _rows_of_chunk(vocabulary)
     options = _Options(vocabulary, vocabulary_first, features.dtype, gradient, with_rows)
@@ -126,20 +127,13 @@ def chunked_cross_entropy(
 
 
 def chunks_save_memory(rows: int | None, width: int, vocabulary: int, itemsize: int) -> bool:
-    """Whether chunks of logits and the kernel's gradient take less memory than whole logits.
+    """Whether chunks of logits take less memory than all.
 
         whole   rows x vocabulary x 2 itemsize                  logits and their gradients
         chunks  rows of a chunk x vocabulary x (4 + itemsize)   the same of a chunk, logits in float32
                 + vocabulary x width x 8                        the kernel's gradient, and a chunk's share of it
 
-    Counted in the buffers of steps that XLA compiled for an H100 in mixed_bfloat16.
-
-    Args:
-        rows: the number of rows of features; None where it is not known.
-        itemsize: the bytes of an operand of the product.
-
-    Returns:
-        True where rows is None.
+    Counted in the buffers of steps that XLA compiled for an H100 in mixed_bfloat16. True where rows is None, unknown.
     """
     if rows is None:
         return True
@@ -164,21 +158,13 @@ def _rows_of_chunk(vocabulary: int) -> int:
 
 
 class _Options(NamedTuple):
-    """How a call computes.
+    """How a call computes."""
 
-    Attributes:
-        vocabulary: the number of words.
-        vocabulary_first: whether the kernel has the shape `(vocabulary, width)`.
-        features_dtype: the dtype of the features.
-        gradient: whether there is a backward pass.
-        with_rows: whether each row's `RowMetrics` are wanted.
-    """
-
-    vocabulary: int
-    vocabulary_first: bool
-    features_dtype: Any
-    gradient: bool
-    with_rows: bool
+    vocabulary: int  # number of words
+    vocabulary_first: bool  # whether the kernel has the shape `(vocabulary, width)`
+    features_dtype: Any  # dtype of the features
+    gradient: bool  # whether there is a backward pass
+    with_rows: bool  # whether each row's `RowMetrics` are wanted
 
     @property
     def labels(self) -> str:
@@ -197,19 +183,19 @@ class _Options(NamedTuple):
 
     @property
     def row_dtype(self) -> str:
-        """The dtype of the gradients of rows: not float16, which would not hold them before the upstream number."""
+        """Dtype of rows' gradients: float16 could not hold them yet."""
         return "float32" if self.dtype == "float16" else self.dtype
 
     @property
     def results(self) -> list[tuple[int, str]]:
-        """The results of a chunk: which of features, targets and weights has a result's shape, and its dtype."""
+        """Places and dtypes of a chunk's results, as of `scan`."""
         return [(1, "float32"), (1, "float32")] * self.with_rows + [(0, self.row_dtype)] * self.gradient
 
 
 def _step(
     carry: list[Any], chunk: list[Any], *, kernel: Any, bias: Any, largest: Any, outside: Any, options: _Options
 ) -> tuple[list[Any], list[Any]]:
-    """Adds a chunk's loss, and its shares of the gradients of kernel and bias; returns what its rows have of each."""
+    """Adds a chunk's loss and gradients; returns those of rows."""
     rows, targets, weights = chunk
     labels = options.labels
     # The scopes tell `inspect` the role of each product: no name of a backward pass would.
@@ -233,7 +219,7 @@ def _step(
 def _over_chunks(
     step: Any, carry: list[Any], slices: list[Any], rows: int, results: list[tuple[int, str]]
 ) -> tuple[list[Any], list[Any]]:
-    """Runs the step over chunks of the slices' rows; what the last chunk lacks is filled with zeros."""
+    """Runs the step over chunks of rows, filled with zeros."""
     count = slices[0].shape[0]
     if count is not None and count <= rows:
         return step(carry, slices)
@@ -264,7 +250,10 @@ def _loss(
     dtype: str,
     with_rows: bool,
 ) -> Any:
-    """The weighted loss, and the gradients of logits and bias divided by the largest weight, times the shift."""
+    """The weighted loss, and gradients of logits and bias.
+
+    The gradients are divided by the largest weight, and multiplied by the shift.
+    """
     if bias is not None:
         logits = logits + keras.ops.cast(bias, "float32")
     vocabulary = logits.shape[-1]
@@ -285,13 +274,6 @@ def _loss(
     to_logits = (exponentials / total - keras.ops.cast(one_hot, "float32")) * factors[:, None]
     to_logits = keras.ops.where(weights[:, None] == 0, 0.0, to_logits)
     return keras.ops.sum(losses), keras.ops.cast(to_logits, dtype), keras.ops.sum(to_logits, axis=0), *of_rows
-
-
-def _weights(weights: Any, targets: Any) -> Any:
-    if weights is None:
-        return keras.ops.ones_like(targets, dtype="float32")
-    weights = keras.ops.stop_gradient(keras.ops.cast(backend.as_tensor(weights), "float32"))
-    return keras.ops.reshape(weights, (-1,))
 
 
 def _check(features: Any, width: int, targets: Any, weights: Any, bias: Any, vocabulary: int, rows: Any) -> None:

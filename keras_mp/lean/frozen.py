@@ -1,4 +1,4 @@
-"""Weights that do not train, stored in the 16 bits in which they are read, or as integers."""
+"""Weights that do not train, stored in fewer bits."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def narrow_frozen(model: keras.Model, experts: str | None = None) -> keras.Model
 
 
 def _banks(model: keras.Model, experts: str) -> dict[str, Any]:
-    """The layers whose banks of experts can be stored as integers, by their paths."""
+    """Layers whose banks of experts can be integers, by path."""
     if experts not in BITS:
         raise ValueError(f"experts={experts!r}: the integers are 'int8' or 'int4'; None stores none")
     layers = {path: layer for path, layer in layers_by_path(model).items() if bank_names(layer)}
@@ -98,12 +98,12 @@ def _banks(model: keras.Model, experts: str) -> dict[str, Any]:
 
 
 def _integers(layer: Any) -> str | None:
-    """The integers in which the banks of a layer are stored."""
+    """Integers in which the banks of a layer are stored."""
     return treatments_of(layer).get(FROZEN)
 
 
 class FrozenIn16Bits:
-    """A layer whose weights are of 16 bits while they do not train, and float32 while they do."""
+    """Mixin: weights of 16 bits while they do not train."""
 
     @property
     def trainable(self) -> bool:
@@ -116,7 +116,7 @@ class FrozenIn16Bits:
 
 
 class FrozenExperts(FrozenIn16Bits):
-    """A layer of experts, whose own code is given the weights that its integers stand for."""
+    """Mixin: experts, whose own code is given dequantized weights."""
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         banks = quantized_banks(self)
@@ -130,7 +130,7 @@ class FrozenExperts(FrozenIn16Bits):
 
 
 def _why_not(layer: Any, sensitive: set[int]) -> str:
-    """Why none of a layer's weights can be stored in 16 bits; empty where some can."""
+    """Why no weight can be narrow, or ""."""
     if all(variable.trainable for variable in _held(layer)):
         return "trains"
     if package_of(original_class(layer)) not in ("keras", "keras_hub"):
@@ -152,27 +152,26 @@ def _held(layer: Any) -> list[Any]:
 
 
 def _readable(layer: Any) -> list[Any]:
-    """The weights of a layer that it reads in 16 bits alone."""
+    """Weights of a layer that it reads in 16 bits."""
     if precision_of_layer(layer) not in LOW_PRECISION:
         return []
     if layer.compute_dtype in LOW_PRECISION:
         return [variable for variable in _held(layer) if variable._autocast]  # private, as it has no other name
-    if "result" in treatments_of(layer) and not _adds_in_float32(layer):
+    # A kernel in float32 has LoRA's product added to it, or was asked for.
+    in_float32 = getattr(layer, "lora_enabled", False)
+    in_float32 |= getattr(layer, "reverse_dtype", None) not in (None, *LOW_PRECISION)
+    if "result" in treatments_of(layer) and not in_float32:
         # The product has 16-bit operands, and the bias is added to its float32 result.
         return [variable for variable in _held(layer) if variable is not getattr(layer, "bias", None)]
     return []
 
 
-def _adds_in_float32(layer: Any) -> bool:
-    """Whether an output layer reads its kernel in float32: to add LoRA's product to it, or as it was made to."""
-    return getattr(layer, "lora_enabled", False) or getattr(layer, "reverse_dtype", None) not in (None, *LOW_PRECISION)
-
-
-def _store(layer: Any) -> None:
+def _store(layer: Any, just_built: bool = False) -> None:
     integers = _integers(layer)
     for name in bank_names(layer) if integers else ():
         trains, is_stored = getattr(layer, name).trainable, name in quantized_banks(layer)
-        if not trains and not is_stored:
+        # Where a file is loaded, frozen or not: few configs say it.
+        if not is_stored and (just_built or not trains):
             quantize_bank(layer, name, integers)  # type: ignore[arg-type]
         elif trains and is_stored:
             dequantize_bank(layer, name)
@@ -181,14 +180,6 @@ def _store(layer: Any) -> None:
             widen(variable)
         else:
             narrow(variable, precision_of_layer(layer))
-
-
-def _store_built(layer: Any) -> None:
-    integers = _integers(layer)
-    for name in bank_names(layer) if integers else ():
-        if name not in quantized_banks(layer):  # where a file is loaded, frozen or not: few configs say it
-            quantize_bank(layer, name, integers)  # type: ignore[arg-type]
-    _store(layer)
 
 
 def _widen_all(layer: Any) -> None:
@@ -203,7 +194,7 @@ register_treatments(
         FROZEN: Treatment(
             lambda original, names: FrozenExperts if has_banks(original) else FrozenIn16Bits,
             undo=_widen_all,
-            built=_store_built,
+            built=lambda layer: _store(layer, just_built=True),
             before_quantize=_widen_all,  # it rounds to integers with scales of the weights' own dtype
             order=2,
         )

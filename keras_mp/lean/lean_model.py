@@ -1,15 +1,14 @@
-"""A model whose parts keep less for the backward pass, such as attention and the vocabulary, and the way back."""
+"""Models whose parts keep less for the backward pass."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 
-from keras_mp.lean import remat_blocks
 from keras_mp.lean.chunked_head import (
     CALLED_HEAD,
     NOTED_HEAD,
@@ -22,17 +21,17 @@ from keras_mp.lean.chunked_head import (
 from keras_mp.lean.expert_blocks import EXPERTS, experts_mixin, experts_of
 from keras_mp.lean.frozen import FROZEN
 from keras_mp.lean.lean_layers import (
+    LeanAttention,
     LeanGelu,
     LeanInt4,
     attends,
-    attention_mixin,
     is_int4,
     lean_gelu,
     why_not_attention,
     why_not_int4,
 )
-from keras_mp.lean.recompute import Remat
-from keras_mp.lean.remat_blocks import choose_blocks, recomputed_blocks, treatments_for
+from keras_mp.lean.recompute import BLOCK
+from keras_mp.lean.remat_blocks import SEGMENTS, choose_blocks, recomputed_blocks, treatments_for
 from keras_mp.lean.training_step import STEP, LeanStep
 from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.rebuild.walk import LOW_PRECISION, layers_by_path
@@ -50,87 +49,67 @@ from keras_mp.treatment.waiting import register_calls, waits
 ATTENTION, GELU, HEAD, INT4 = "lean attention", "lean gelu", "lean head", "lean int4"
 
 
-class Candidate(NamedTuple):
-    """A part of a model that keeps much for the backward pass.
+# Others only hand their activation to layers that they create.
+_APPLY_THEIR_ACTIVATION = (
+    *(keras.layers.Activation, keras.layers.Dense, keras.layers.EinsumDense),
+    *(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D),
+)
 
-    Attributes:
-        path: the names that lead to the layer, joined with `/`.
-        layer: the live layer.
-        kind: "attention", "gelu", "int4", "experts", "head" or "block".
-        treatment: the treatment that makes it lean, by its name in this module; empty where nothing does.
-        lean: whether it is lean.
-        reason: the reason why it cannot be lean; empty where it can.
-        options: the options of the treatment.
-    """
 
-    path: str
-    layer: keras.layers.Layer
+class LeanPart(NamedTuple):
+    """A part of a model that keeps much."""
+
+    path: str  # names that lead to the layer, joined with `/`
+    layer: keras.layers.Layer  # the live layer
+    # "attention", "gelu", "int4" (a product of int4 weights), "experts" (of which each token chooses some), "head" (a
+    # layer that makes logits over a vocabulary) or "block" (recomputed)
     kind: str
-    treatment: str
-    lean: bool
-    reason: str
-    options: Any = None
+    treatment: str  # the treatment that makes it lean, by its name in this module; empty where nothing does
+    lean: bool  # whether it is lean
+    reason: str  # the reason why it cannot be lean; empty where it can
+    options: Any = None  # the options of the treatment
 
 
-def candidates(model: keras.Model) -> list[Candidate]:
-    """The parts of a model that are lean or could be, in the model's order; its head behind them, then its blocks."""
-    blocks = [Candidate(block.path, block.layers[0], "block", "", True, "") for block in recomputed_blocks(model)]
-    return [*parts_below(model), *_head(model), *blocks]
+def lean_parts(model: keras.Model) -> list[LeanPart]:
+    """Lists layers, head and blocks, lean or not."""
+    parts = [part for path, layer in layers_by_path(model).items() for part in _of_layer(path, layer)]
+    blocks = [LeanPart(block.path, block.layers[0], "block", "", True, "") for block in recomputed_blocks(model)]
+    return [*parts, *_head(model), *blocks]
 
 
-def parts_below(layer: keras.layers.Layer) -> list[Candidate]:
-    """The attention layers, GELUs, int4 products and experts below a layer that are lean or could be."""
-    return [part for path, inner in layers_by_path(layer).items() for part in _of_layer(path, inner)]
-
-
-def _of_layer(path: str, layer: Any) -> Iterator[Candidate]:
+def _of_layer(path: str, layer: Any) -> Iterator[LeanPart]:
     treatments, cls = treatments_of(layer), original_class(layer)
-    if isinstance(layer, Remat):
-        yield Candidate(path, layer, "block", "", True, "")
-    elif attends(layer):
+    if attends(layer):
         reason = why_not_attention(layer, cls)
-        yield Candidate(path, layer, "attention", "" if reason else ATTENTION, ATTENTION in treatments, reason)
+        yield LeanPart(path, layer, "attention", "" if reason else ATTENTION, ATTENTION in treatments, reason)
     if GELU in treatments:
-        yield Candidate(path, layer, "gelu", GELU, True, "")
-    elif lean_gelu(vars(layer).get("activation")) is not None and _applies_its_activation(cls):
-        yield Candidate(path, layer, "gelu", GELU, False, "")
-    elif _calls_gelu(cls):
-        yield Candidate(path, layer, "gelu", "", False, f"{cls.__name__} has its GELU in its own code")
+        yield LeanPart(path, layer, "gelu", GELU, True, "")
+    elif lean_gelu(vars(layer).get("activation")) is not None and issubclass(cls, _APPLY_THEIR_ACTIVATION):
+        yield LeanPart(path, layer, "gelu", GELU, False, "")
+    elif package_of(cls) not in LIBRARIES and "gelu" in names_in(inspect.unwrap(cls.call).__code__):
+        yield LeanPart(path, layer, "gelu", "", False, f"{cls.__name__} has its GELU in its own code")
     if is_int4(layer):
         reason = why_not_int4(layer, treatments)
-        yield Candidate(path, layer, "int4", "" if reason else INT4, INT4 in treatments and not reason, reason)
+        yield LeanPart(path, layer, "int4", "" if reason else INT4, INT4 in treatments and not reason, reason)
     experts, reason, options = experts_of(layer)
     if experts is not None:
         path = path if experts is layer else f"{path}/{experts.name}"
         lean = EXPERTS in treatments_of(experts)
-        yield Candidate(path, experts, "experts", "" if reason else EXPERTS, lean, reason, options)
+        yield LeanPart(path, experts, "experts", "" if reason else EXPERTS, lean, reason, options)
 
 
-def _applies_its_activation(cls: Any) -> bool:
-    """Whether a layer computes with its activation, and does not only hand it to the layers that it creates."""
-    keras_own = (keras.layers.Activation, keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Conv1D)
-    return issubclass(cls, (*keras_own, keras.layers.Conv2D, keras.layers.Conv3D))
-
-
-def _calls_gelu(cls: Any) -> bool:
-    return package_of(cls) not in LIBRARIES and "gelu" in names_in(inspect.unwrap(cls.call).__code__)
-
-
-def _head(model: keras.Model) -> list[Candidate]:
+def _head(model: keras.Model) -> list[LeanPart]:
     (head, reason), treatment = why_not_head(model), HEAD
     if head is None:
-        head, reason = why_not_called_head(model)
-        treatment = CALLED_HEAD
+        (head, reason), treatment = why_not_called_head(model), CALLED_HEAD
     if head is None:
         return []
     path = next((path for path, layer in layers_by_path(model).items() if layer is head), head.name)
     lean = treatment in treatments_of(model)
-    return [Candidate(path, head, "head", "" if reason else treatment, lean, reason)]
+    return [LeanPart(path, head, "head", "" if reason else treatment, lean, reason)]
 
 
-# A model whose parts keep less for the backward pass, such as attention and the vocabulary, and the way back.
-
-REMATS = (remat_blocks.BLOCK, remat_blocks.SEGMENTS)
+REMATS = (BLOCK, SEGMENTS)
 # Lean or not, attention is as asked; `stabilize` has treatments of the same classes, and each is undone alone.
 AS_ASKED, ROUTER = "lean model's attention", "lean model's router"
 LEAN = (ATTENTION, AS_ASKED, GELU, INT4, EXPERTS, ROUTER, HEAD, CALLED_HEAD, NOTED_HEAD, STEP, FROZEN, *REMATS)
@@ -190,7 +169,7 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
     blocks = treatments_for(choose_blocks(model, remat))
     if remat:
         undo(model, REMATS)
-    parts = candidates(model)
+    parts = lean_parts(model)
     wanted: list[tuple[Any, dict[str, Any]]] = []
     for part in parts:
         if part.treatment and not part.lean:
@@ -204,28 +183,23 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
         wanted.append((model, {STEP: None}))
     change(model, [*wanted, *((part, {AS_ASKED: None}) for part in attending(model))])
     if not wanted and not remat and not any(part.lean for part in parts):
-        warnings.warn(
-            f"make_lean({model.name!r}): nothing in the model can become lean. {_why_none(parts)}", stacklevel=2
-        )
+        reasons = dict.fromkeys(f"{part.path!r}: {part.reason}" for part in parts if part.reason)
+        none = "It has no attention layer, no GELU, no int4 weights, no experts, and no large vocabulary"
+        why = "; ".join(reasons) if parts else none
+        warnings.warn(f"make_lean({model.name!r}): nothing in the model can become lean. {why}", stacklevel=2)
     return model
-
-
-def _why_none(parts: list[Any]) -> str:
-    if not parts:
-        return "It has no attention layer, no GELU, no int4 weights, no experts, and no large vocabulary"
-    return "; ".join(dict.fromkeys(f"{part.path!r}: {part.reason}" for part in parts if part.reason))
-
-
-def _router_mixin(original: type, names: Collection[str]) -> type | None:
-    return result_mixin(original, names) if issubclass(original, keras.layers.Dense) else Float32Inside
 
 
 register_treatments(
     {
-        ATTENTION: Treatment(lambda original, names: attention_mixin(original), order=-1),
+        ATTENTION: Treatment(lambda original, names: LeanAttention, order=-1),
         AS_ASKED: Treatment(lambda original, names: AttentionAsAsked),
         EXPERTS: Treatment(lambda original, names: experts_mixin(original), order=-1),
-        ROUTER: Treatment(_router_mixin),
+        ROUTER: Treatment(
+            lambda original, names: (
+                result_mixin(original, names) if issubclass(original, keras.layers.Dense) else Float32Inside
+            )
+        ),
         GELU: Treatment(lambda original, names: LeanGelu, order=-1),
         INT4: Treatment(lambda original, names: LeanInt4, order=-1),
         HEAD: Treatment(lambda original, names: ChunkedHead, prepare_head, forget_calls, order=-1),
@@ -233,29 +207,3 @@ register_treatments(
     }
 )
 register_calls({"make_lean": make_lean})
-
-
-class LeanRow(NamedTuple):
-    """A part of a model that keeps much for the backward pass.
-
-    Attributes:
-        layer: the names that lead to the layer, joined with `/`.
-        kind: "attention", "gelu", "int4" (a product of int4 weights), "experts" (of which each token chooses some),
-            "head" (a layer that makes logits over a vocabulary) or "block" (recomputed).
-        lean: whether it is lean.
-        reason: the reason why it cannot be lean; empty where it is, or where `make_lean` would make it so.
-    """
-
-    layer: str
-    kind: str
-    lean: bool
-    reason: str
-
-
-def lean_rows(model: keras.Model) -> list[LeanRow]:
-    """Lists attention layers, GELUs, int4 products, experts, vocabulary head and recomputed blocks: lean or not, why.
-
-    Args:
-        model: a built Keras model, before or after `make_lean`, or loaded from a file.
-    """
-    return [LeanRow(part.path, part.kind, part.lean, part.reason) for part in candidates(model)]

@@ -1,4 +1,4 @@
-"""Recompute in the backward pass what the forward pass would have kept."""
+"""Recompute in the backward pass what was not kept."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
 from keras_mp import backend
 from keras_mp.backend.common.keras_private import (
     AutocastScope,
-    compute_output_spec,
     get_autocast_scope,
     get_keras_mask,
     get_stateless_scope,
@@ -22,6 +21,7 @@ from keras_mp.backend.common.keras_private import (
 )
 from keras_mp.lean.training_step import may_be_differentiated
 from keras_mp.rebuild.walk import layers_below
+from keras_mp.treatment.treated import Treatment, register_treatments, treat
 
 engine = backend.engine_of(__package__)
 
@@ -37,12 +37,12 @@ def remat(layer_or_function: Any) -> Any:
     jitted code.
 
     Args:
-        layer_or_function: a Keras layer or model, whose variables are then those of the result; or a function of
-            tensors, in any structure, that calls layers and operations.
+        layer_or_function: a Keras layer or model; or a function of tensors, in any structure, that calls layers and
+            operations.
 
     Returns:
-        For a layer a `Remat`, which is a layer, saved and loaded as others; in inference it calls the layer as it is.
-        For a function a function, to be called inside a layer or a loss.
+        The layer, changed in place, as `make_lean(remat=...)` changes blocks; `keras_mp.revert` undoes it. For a
+        function a function, to be called inside a layer or a loss.
 
     Raises:
         TypeError: If the argument is neither a layer nor a function.
@@ -51,7 +51,7 @@ def remat(layer_or_function: Any) -> Any:
         Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016 (arXiv:1604.06174).
     """
     if isinstance(layer_or_function, keras.layers.Layer):
-        return Remat(layer_or_function)
+        return treat(layer_or_function, {BLOCK: None})
     if not callable(layer_or_function):
         raise TypeError(f"remat takes a Keras layer or a function, got {layer_or_function!r}")
 
@@ -71,58 +71,51 @@ def remat(layer_or_function: Any) -> Any:
     return recomputed
 
 
-@keras.saving.register_keras_serializable("keras_mp")
-class Remat(keras.layers.Wrapper):
-    """A layer whose inside is recomputed in the backward pass; `keras_mp.lean.remat` makes it.
+BLOCK = "remat"
 
-    Args:
-        **arguments: arguments of `keras.layers.Layer`; the name and the dtype are the layer's by default.
 
-    Raises:
-        ValueError: no layer.
-    """
+class RematBlock:
+    """A layer that keeps its arguments, and recomputes the rest."""
 
-    def __init__(self, layer: keras.layers.Layer, **arguments: Any) -> None:
-        if isinstance(layer, keras.layers.Layer):
-            arguments = {"name": f"{layer.name}_remat", "dtype": layer.dtype_policy} | arguments
-        super().__init__(layer, **arguments)
-        self.supports_masking = True
-        # The layer casts its inputs by its own rule.
-        self._convert_input_args = False
-        self._allow_non_tensor_positional_args = True
-
-    def build(self, *shapes: Any, **more_shapes: Any) -> None:
-        """Leaves building to the first call, which knows all arguments."""
-
-    def call(self, inputs: Any, *args: Any, training: bool | None = None, **kwargs: Any) -> Any:
-        if not may_be_differentiated(training):
-            return self.layer(inputs, *args, **kwargs)
-        if not self.layer.built:
-            compute_output_spec(self.layer, inputs, *args, **kwargs)
-        results, losses = recomputed_call(self.layer, [self.layer], self.layer.variables, (inputs, *args), kwargs)
-        for loss in losses:
-            self.add_loss(loss)
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        call = super().call  # type: ignore[misc]
+        if not may_be_differentiated(kwargs.get("training")) or _unbuilt(self):
+            results = call(*args, **kwargs)
+            # What a call has left unbuilt is never used.
+            vars(self).setdefault("_unused_layers", set()).update(_unbuilt(self))
+            return results
+        results, losses = recomputed_call(call, [self], self.variables, args, kwargs)  # type: ignore[list-item, attr-defined]
+        add_losses(self, losses)
         return results
 
-    def compute_output_spec(self, *args: Any, training: bool | None = None, **kwargs: Any) -> Any:
-        spec = self.layer(*args, **kwargs)
-        return keras.tree.map_structure(lambda x: keras.KerasTensor(x.shape, x.dtype), spec)
 
-    def compute_output_shape(self, *args: Any, **kwargs: Any) -> Any:
-        return self.layer.compute_output_shape(*args, **kwargs)
+def _unbuilt(layer: Any) -> set[int]:
+    known = vars(layer).get("_unused_layers", set())
+    return {id(inner) for inner in layers_below(layer) if not inner.built} - known
 
-    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
-        if not self.layer.supports_masking:
-            return keras.tree.map_structure(lambda _: None, inputs)
-        return self.layer.compute_mask(inputs, previous_mask)
+
+def add_losses(layer: Any, losses: Sequence[Any]) -> None:
+    """Adds the losses of a recomputed call to a layer."""
+    for loss in losses:
+        # The class of a functional model refuses losses, and that of a stabilized layer has widened them already.
+        keras.layers.Layer.add_loss(layer, loss)
+
+
+register_treatments(
+    {
+        BLOCK: Treatment(
+            lambda original, names: RematBlock, undo=lambda layer: vars(layer).pop("_unused_layers", None), order=-1
+        )
+    }
+)
 
 
 class _UnknownVariables(Exception):
-    """Variables were used that are no arguments of the recomputed function."""
+    """Variables were used that are no arguments."""
 
 
 class _Scope(keras.StatelessScope):
-    """Variables as they were when the forward pass began; what is assigned is noted, not done."""
+    """Variables as the forward pass began; notes assignments."""
 
     def __init__(self, variables: tuple[Any, ...], values: Any, outer: Any) -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
@@ -158,12 +151,11 @@ def recomputed_call(
     Returns:
         The results, and the losses that layers added.
     """
-    arguments, scopes = _Arguments(args, kwargs), _Scopes.current()
+    arguments = _Arguments(args, kwargs)
     while True:
-        call = _PureCall(function, layers, tuple(variables), arguments, scopes)
-        inputs = [scopes.value_of(variable) for variable in variables] + arguments.tensors()
+        call = _PureCall(function, layers, tuple(variables), arguments)
         try:
-            outputs = engine.recompute(call)(*map(backend.as_tensor, inputs))
+            outputs = engine.recompute(call)(*map(backend.as_tensor, call.inputs()))
         except _UnknownVariables as unknown:
             # What is computed from a variable that is no argument would be no part of the gradient, or not be the same
             # again. Nothing has been assigned: begin anew with them as arguments.
@@ -173,7 +165,7 @@ def recomputed_call(
 
 
 class _Arguments:
-    """The arguments of a call, of which tensors anywhere in them can be replaced."""
+    """Arguments of a call, whose tensors can be replaced."""
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         self._structure = (args, kwargs)
@@ -182,7 +174,7 @@ class _Arguments:
         self._masks = [get_keras_mask(self._leaves[place]) for place in self._places]
 
     def tensors(self) -> list[Any]:
-        """The tensors, and behind them the masks that Keras has attached to some."""
+        """The tensors, then the masks that Keras attached to some."""
         return [self._leaves[place] for place in self._places] + [mask for mask in self._masks if mask is not None]
 
     def with_tensors(self, tensors: list[Any]) -> Any:
@@ -197,41 +189,8 @@ class _Arguments:
         return keras.tree.pack_sequence_as(self._structure, leaves)
 
 
-class _Scopes(NamedTuple):
-    """The scopes of Keras that a call is made in.
-
-    Attributes:
-        stateless: the scope that holds the values of variables; None where there is none.
-        autocast: the scope in which variables are cast; None where there is none.
-        call_context: the context in which layers find whether they train.
-    """
-
-    stateless: Any
-    autocast: Any
-    call_context: Any
-
-    @classmethod
-    def current(cls) -> _Scopes:
-        """The scopes of now, with a copy of the call context, because layers that are called later change it."""
-        return cls(
-            get_stateless_scope(), get_autocast_scope(), copy.copy(global_state.get_global_attribute(_CALL_CONTEXT))
-        )
-
-    def value_of(self, variable: Any) -> Any:
-        value = None if self.stateless is None else self.stateless.get_current_value(variable)
-        # Private, because the public value is cast inside an autocast scope.
-        return variable._value if value is None else value
-
-    @contextmanager
-    def entered(self, variables: tuple[Any, ...], values: Any) -> Iterator[_Scope]:
-        """A scope within these, in which variables have the given values."""
-        with _Scope(variables, values, self.stateless) as scope, _entered(self.autocast):
-            with _call_context(self.call_context):
-                yield scope
-
-
 class _PureCall:
-    """A call as a function from tensors to tensors, which assigns nothing; it notes the structure of its outputs."""
+    """A call as a function of tensors that assigns nothing."""
 
     def __init__(
         self,
@@ -239,26 +198,40 @@ class _PureCall:
         layers: Sequence[keras.layers.Layer],
         variables: tuple[Any, ...],
         arguments: _Arguments,
-        scopes: _Scopes,
     ) -> None:
-        self._function, self._layers, self._variables = function, layers, variables
-        self._arguments, self._scopes = arguments, scopes
+        self._function, self._layers, self._variables, self._arguments = function, layers, variables, arguments
+        self._stateless, self._autocast = get_stateless_scope(), get_autocast_scope()
+        # Layers find in it whether they train; a copy, because layers that are called later change it.
+        self._call_context = copy.copy(global_state.get_global_attribute(_CALL_CONTEXT))
+
+    def inputs(self) -> list[Any]:
+        """Values of the variables, then the tensors of the arguments."""
+        values = []
+        for variable in self._variables:
+            value = None if self._stateless is None else self._stateless.get_current_value(variable)
+            # Private, because the public value is cast inside an autocast scope.
+            values.append(variable._value if value is None else value)
+        return values + self._arguments.tensors()
+
+    @contextmanager
+    def _outer_scopes(self) -> Iterator[None]:
+        before = global_state.get_global_attribute(_CALL_CONTEXT)
+        global_state.set_global_attribute(_CALL_CONTEXT, self._call_context)
+        try:
+            with nullcontext() if self._autocast is None else AutocastScope(self._autocast.dtype):
+                yield
+        finally:
+            global_state.set_global_attribute(_CALL_CONTEXT, before)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        """Calls the function.
-
-        Args:
-            *inputs: the values of the variables, then the tensors of the arguments.
+        """Calls the function on `inputs()`, or others of their shapes.
 
         Returns:
             The results, the masks that some of them have, the new values of the assigned variables, the losses.
-
-        Raises:
-            _UnknownVariables: the function uses variables that are not among those it was said to use.
         """
         count = len(self._variables)
         args, kwargs = self._arguments.with_tensors(list(inputs[count:]))
-        with self._scopes.entered(self._variables, inputs[:count]) as scope:
+        with _Scope(self._variables, inputs[:count], self._stateless) as scope, self._outer_scopes():
             self._results = self._function(*args, **kwargs)
         if scope.unknown:
             raise _UnknownVariables(list(scope.unknown.values()))
@@ -274,7 +247,7 @@ class _PureCall:
         return tuple(map(backend.as_tensor, [*results, *given_masks, *new_values, *scope.losses]))
 
     def unpacked(self, outputs: list[Any]) -> tuple[Any, list[Any]]:
-        """Attaches the masks to the results of a call, assigns the new values, and returns (results, losses)."""
+        """Assigns the new values; returns results, with masks, and losses."""
         results = [outputs.pop(0) for _ in self._has_mask]
         for result, has_mask in zip(results, self._has_mask, strict=True):
             if has_mask:
@@ -282,18 +255,3 @@ class _PureCall:
         for variable in self._assigned:
             variable.assign(outputs.pop(0))
         return keras.tree.pack_sequence_as(self._results, results), outputs
-
-
-def _entered(autocast: Any) -> Any:
-    return nullcontext() if autocast is None else AutocastScope(autocast.dtype)
-
-
-@contextmanager
-def _call_context(context: Any) -> Iterator[None]:
-    """Layers find in it whether they train."""
-    before = global_state.get_global_attribute(_CALL_CONTEXT)
-    global_state.set_global_attribute(_CALL_CONTEXT, context)
-    try:
-        yield
-    finally:
-        global_state.set_global_attribute(_CALL_CONTEXT, before)

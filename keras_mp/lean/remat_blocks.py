@@ -1,18 +1,18 @@
-"""Blocks of a model that are recomputed in the backward pass: which, and the treatments that make them so."""
+"""Blocks that are recomputed in the backward pass."""
 
 from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
 from keras_mp.lean.blocks import Block, find_blocks, layer_block, segment_block
 from keras_mp.lean.chunked_head import calls_behind
-from keras_mp.lean.recompute import Remat, recomputed_call
+from keras_mp.lean.recompute import BLOCK, add_losses, recomputed_call
 from keras_mp.lean.training_step import may_be_differentiated
 from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.walk import calls_of, graph_of, layers_below, layers_by_path
@@ -24,7 +24,7 @@ Remats = bool | Sequence[str]
 
 
 def choose_blocks(model: keras.Model, remat: Remats) -> list[Block]:
-    """The blocks of a model that are to be recomputed.
+    """Chooses the blocks that are to be recomputed.
 
     Args:
         remat: True for all that `find_blocks` finds; or patterns such as "transformer_layer_*" for paths or names of
@@ -39,7 +39,7 @@ def choose_blocks(model: keras.Model, remat: Remats) -> list[Block]:
     """
     if isinstance(remat, bool):
         blocks = [block for group in find_blocks(model) for block in group] if remat else []
-        if remat and not blocks and not any(isinstance(layer, Remat) for layer in layers_below(model)):
+        if remat and not blocks and not recomputed_blocks(model):
             warnings.warn(
                 f"make_lean({model.name!r}, remat=True): nothing is recomputed, because no part of the model repeats; "
                 "name the layers that are to be recomputed, as in remat=('encoder_*',)",
@@ -52,7 +52,14 @@ def choose_blocks(model: keras.Model, remat: Remats) -> list[Block]:
     chosen: dict[str, Block] = {}
     for pattern in remat:
         chosen |= {block.path: block for block in _matching(model, pattern)}
-    return _outermost(list(chosen.values()))
+    inside = {
+        id(inner)
+        for block in chosen.values()
+        for layer in block.layers
+        if isinstance(layer, keras.layers.Layer)
+        for inner in layers_below(layer)
+    }
+    return [block for block in chosen.values() if id(block.layers[0]) not in inside]  # the outermost
 
 
 def _matching(model: keras.Model, pattern: str) -> list[Block]:
@@ -69,17 +76,8 @@ def _matching(model: keras.Model, pattern: str) -> list[Block]:
     )
 
 
-def _outermost(blocks: list[Block]) -> list[Block]:
-    inside = {id(inner) for block in blocks for layer in block.layers for inner in _below(layer)}
-    return [block for block in blocks if id(block.layers[0]) not in inside]
-
-
-def _below(layer: keras.Operation) -> Sequence[keras.Layer]:
-    return list(layers_below(layer)) if isinstance(layer, keras.layers.Layer) else []
-
-
 def treatments_for(blocks: Sequence[Block]) -> list[tuple[Any, str, Any]]:
-    """The layers and models to treat so that blocks recompute, each with the treatment and its options."""
+    """Layers and models to treat, so that blocks recompute."""
     wanted: list[tuple[Any, str, Any]] = [(block.layers[0], BLOCK, None) for block in blocks if block.kind == "layer"]
     stretches: dict[int, tuple[Any, list[list[int]]]] = {}
     for block in blocks:
@@ -92,7 +90,7 @@ def treatments_for(blocks: Sequence[Block]) -> list[tuple[Any, str, Any]]:
 
 
 def recomputed_blocks(model: keras.Model) -> list[Block]:
-    """The layers and segments of a model that are recomputed, in the model's order."""
+    """Layers and segments that are recomputed, in order."""
     blocks = []
     for path, layer in {"": model, **layers_by_path(model)}.items():
         names = treatments_of(layer)
@@ -104,62 +102,14 @@ def recomputed_blocks(model: keras.Model) -> list[Block]:
     return blocks
 
 
-# Layers and stretches of graphs that recompute in the backward pass, under the names and with the weights they have.
-#
-# Treatments:
-#     "remat": the layer.
-#     "remat segments", with [[3, 9], [9, 15]]: of the graph of a functional or sequential model the calls 3 to 8, and 9
-#         to 14.
+# Stretches of graphs that recompute in the backward pass.
 
-BLOCK, SEGMENTS = "remat", "remat segments"
-
-
-class RematBlock:
-    """A layer that in training keeps only its arguments, and recomputes the rest in the backward pass."""
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        call = super().call  # type: ignore[misc]
-        if not may_be_differentiated(kwargs.get("training")) or _unbuilt(self):
-            results = call(*args, **kwargs)
-            # What a call has left unbuilt is never used.
-            self.__dict__.setdefault("_unused_layers", set()).update(_unbuilt(self))
-            return results
-        results, losses = recomputed_call(call, [self], self.variables, args, kwargs)  # type: ignore[list-item, attr-defined]
-        _add_losses(self, losses)
-        return results
-
-
-def _forget_unused(layer: Any) -> None:
-    vars(layer).pop("_unused_layers", None)
-
-
-def _unbuilt(layer: Any) -> set[int]:
-    known = layer.__dict__.get("_unused_layers", set())
-    return {id(inner) for inner in layers_below(layer) if not inner.built} - known
-
-
-def _add_losses(layer: Any, losses: Sequence[Any]) -> None:
-    for loss in losses:
-        # The class of a functional model refuses losses, and that of a stabilized layer has widened them already.
-        keras.layers.Layer.add_loss(layer, loss)
-
-
-class Segment(NamedTuple):
-    """A stretch of a graph.
-
-    Attributes:
-        nodes: the calls of the stretch.
-        inputs: the symbolic tensors that it takes from outside.
-        outputs: the tensors that calls outside it take from it.
-    """
-
-    nodes: tuple[Any, ...]
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
+# With the options [[3, 9], [9, 15]]: of the graph of a functional or sequential model the calls 3 to 8, and 9 to 14.
+SEGMENTS = "remat segments"
 
 
 class RematGraph:
-    """A functional model that in training keeps of some stretches only what enters them, and recomputes the rest."""
+    """A functional model of which some stretches are recomputed."""
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **others: Any) -> Any:
         # JAX's trainer calls this without `__call__`, which tells layers whether they train.
@@ -181,8 +131,7 @@ class RematGraph:
         index = 0
         while index < len(nodes):
             if index in segments:
-                segment = _segment(self, nodes, index, segments[index])
-                values |= _recompute(segment, values, operation_fn)
+                values |= _recompute(self, index, segments[index], values, operation_fn)
                 index = segments[index]
             else:
                 _run([nodes[index]], values, operation_fn)
@@ -200,33 +149,33 @@ def _run(nodes: Sequence[Any], values: dict[int, Any], operation_fn: Callable[[A
             values.update((id(x), result) for x, result in zip(node.outputs, results, strict=False))
 
 
-def _segment(graph: Any, nodes: Sequence[Any], start: int, stop: int) -> Segment:
-    inside = {id(x): x for node in nodes[start:stop] for x in node.outputs}
-    taken = {id(x): x for node in nodes[start:stop] for x in node.input_tensors if id(x) not in inside}
-    later = {id(x) for node in nodes[stop:] for x in node.input_tensors} | {id(x) for x in graph.outputs}
-    outputs = tuple(x for key, x in inside.items() if key in later)
-    return Segment(tuple(nodes[start:stop]), tuple(taken.values()), outputs)
-
-
-def _recompute(segment: Segment, values: dict[int, Any], operation_fn: Callable[[Any], Any]) -> dict[int, Any]:
-    layers = [node.operation for node in segment.nodes if isinstance(node.operation, keras.layers.Layer)]
-    layers = list({id(layer): layer for layer in layers}.values())
-    keys = [id(x) for x in segment.outputs]
+def _recompute(
+    graph: Any, start: int, stop: int, values: dict[int, Any], operation_fn: Callable[[Any], Any]
+) -> dict[int, Any]:
+    """Computes what calls outside a stretch take, by id."""
+    nodes = calls_of(graph)
+    stretch, behind = nodes[start:stop], nodes[stop:]
+    made = {id(x) for node in stretch for x in node.outputs}
+    taken = dict.fromkeys(id(x) for node in stretch for x in node.input_tensors if id(x) not in made)
+    later = {id(x) for node in behind for x in node.input_tensors} | {id(x) for x in graph.outputs}
+    keys = [id(x) for node in stretch for x in node.outputs if id(x) in later]
+    operations = {id(node.operation): node.operation for node in stretch}.values()
+    layers = [operation for operation in operations if isinstance(operation, keras.layers.Layer)]
 
     def compute(inputs: dict[str, Any]) -> list[Any]:
         inner = {int(key): value for key, value in inputs.items()}
-        _run(segment.nodes, inner, operation_fn)
+        _run(stretch, inner, operation_fn)
         return [inner[key] for key in keys]
 
-    inputs = {str(id(x)): values[id(x)] for x in segment.inputs}
+    inputs = {str(key): values[key] for key in taken}
     variables = list({id(v): v for layer in layers for v in layer.variables}.values())
     results, losses = recomputed_call(compute, layers, variables, (inputs,), {})
-    _add_losses(layers[0], losses)
+    add_losses(layers[0], losses)
     return dict(zip(keys, results, strict=True))
 
 
 def _give_segments(layer: Any) -> None:
-    """Tells the graphs of a functional or sequential model which of their stretches are recomputed."""
+    """Tells the graphs of a model which stretches are recomputed."""
     for graph in _graphs(layer):
         graph.__dict__["_segments"] = treatments_of(layer)[SEGMENTS]
         if not isinstance(graph, RematGraph):
@@ -246,13 +195,13 @@ def _graphs(layer: Any) -> list[Any]:
     return [graph for graph in (graph_of(layer), calls and calls.graph) if graph is not None]
 
 
-def _graph_mixin(original: type, names: Collection[str]) -> type | None:
-    return None if issubclass(original, keras.Sequential) else RematGraph
-
-
 register_treatments(
     {
-        BLOCK: Treatment(lambda original, names: RematBlock, undo=_forget_unused, order=-1),
-        SEGMENTS: Treatment(_graph_mixin, undo=_take_segments, before_call=_give_segments, order=-1),
+        SEGMENTS: Treatment(
+            lambda original, names: None if issubclass(original, keras.Sequential) else RematGraph,
+            undo=_take_segments,
+            before_call=_give_segments,
+            order=-1,
+        )
     }
 )

@@ -1,4 +1,4 @@
-"""The training step of a model: whether the code that is running now belongs to it, and how it computes on a CPU."""
+"""The training step of a model, and on a CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IN_STEP: ContextVar[bool] = ContextVar("in_step", default=False)
 
 
 class LeanStep:
-    """A model whose layers know that its training step runs, whether or not a `call()` tells them `training`."""
+    """A model whose layers know that its step runs."""
 
     def train_step(self, *arguments: Any) -> Any:
         before = _IN_STEP.set(True)
@@ -35,8 +35,7 @@ class LeanStep:
 def is_training(given: Any = None) -> bool:
     """Whether the layers that are called now train.
 
-    Args:
-        given: the argument `training` that the layer was called with; None where it was told nothing.
+    `given` is the argument `training` of the layer; None where it was told nothing.
     """
     if given is None:
         context = global_state.get_global_attribute("current_call_ctx")
@@ -46,13 +45,10 @@ def is_training(given: Any = None) -> bool:
 
 
 def may_be_differentiated(given: Any = None) -> bool:
-    """Whether the layers that are called now train, or belong to a training step in another phase.
+    """Whether layers train, or a step calls them otherwise.
 
     Keras tells the layers of a model nothing whose `call()` has no argument `training`, and they then compute as in
     inference; so do layers that are called with `training=False`. Gradients flow through them all the same.
-
-    Args:
-        given: the argument `training` that the layer was called with; None where it was told nothing.
     """
     if given is not None and not isinstance(given, bool):
         return False  # a tensor, which cannot say before the step runs whether dropout is drawn
@@ -65,7 +61,7 @@ STEP_ON_A_CPU = "step on a CPU"
 
 
 class StepOnACPU:
-    """A model whose step on a CPU sums in float32 what TensorFlow's kernels do not, and has XLA's options on JAX."""
+    """A model whose step on a CPU sums in float32."""
 
     def train_step(self, *arguments: Any) -> Any:
         # On JAX there is a state before the batch.
@@ -86,7 +82,7 @@ class StepOnACPU:
 
 
 def compiler_options(model: Any) -> Mapping[str, Any]:
-    """The options that a model's functions of a step are compiled with: of a prepared one in bfloat16, on a CPU."""
+    """XLA's options for a prepared model's steps on a CPU."""
     if not isinstance(model, StepOnACPU) or not pays("mixed_bfloat16").ok:
         return {}
     computed = {layer.compute_dtype for layer in layers_by_path(model).values()}

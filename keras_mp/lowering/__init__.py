@@ -24,7 +24,7 @@ from keras_mp.backend.common.device import CUDNN, TracedChip, absent_chip, capab
 from keras_mp.conversion.other_precision import FP8, check_precision, in_precision, precision_of
 from keras_mp.lean.blocks import find_blocks
 from keras_mp.lean.frozen import narrow_frozen
-from keras_mp.lean.lean_model import lean_rows, make_lean
+from keras_mp.lean.lean_model import lean_parts, make_lean
 from keras_mp.lean.training_step import compiler_options
 from keras_mp.loss_scaling.compiled_optimizer import change_optimizer
 from keras_mp.loss_scaling.loss_scale import NoLossScale
@@ -358,8 +358,8 @@ def _waits(model: keras.Model) -> bool:
 
 
 _HELPS: Mapping[str, Callable[[keras.Model], bool]] = {
-    "make_lean": lambda model: any(not row.lean and not row.reason for row in lean_rows(model)),
-    "remat": lambda model: bool(find_blocks(model)) and not any(row.kind == "block" for row in lean_rows(model)),
+    "make_lean": lambda model: any(not row.lean and not row.reason for row in lean_parts(model)),
+    "remat": lambda model: bool(find_blocks(model)) and not any(row.kind == "block" for row in lean_parts(model)),
     "release_gradients": _waits,
 }
 

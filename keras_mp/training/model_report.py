@@ -16,7 +16,7 @@ from keras_mp.fp8.cost import gains_from
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.scaling import Scaling, Scalings, get_scalings
 from keras_mp.fp8.selection import Decision
-from keras_mp.lean.lean_model import lean_rows
+from keras_mp.lean.lean_model import lean_parts
 from keras_mp.qat.quantization_aware import decisions as quantization_decisions
 from keras_mp.qat.quantization_aware import mode_of
 from keras_mp.rebuild.notes import treatments_of
@@ -221,7 +221,7 @@ def report(
             Part(row.path, "convert", type(row.layer).__name__, row.done, row.pays, row.reason)
             for row in (quantization_decisions(model, scaling) if quantized else ())
         ),
-        *(Part(row.layer, "make_lean", row.kind, row.lean, not row.reason, row.reason) for row in lean_rows(model)),
+        *(Part(row.path, "make_lean", row.kind, row.lean, not row.reason, row.reason) for row in lean_parts(model)),
     ]
     options = {
         "scaling": scaling

@@ -27,8 +27,9 @@ def one_mask(monkeypatch):
 @pytest.fixture
 def recomputed(monkeypatch):
     """The calls that are made so that the backward pass makes them again."""
-    from keras_mp.lean import remat_blocks
+    from keras_mp.lean import recompute, remat_blocks
 
-    calls, make = [], remat_blocks.recomputed_call
-    monkeypatch.setattr(remat_blocks, "recomputed_call", lambda *arguments: calls.append(1) or make(*arguments))
+    calls, make = [], recompute.recomputed_call
+    for module in (recompute, remat_blocks):
+        monkeypatch.setattr(module, "recomputed_call", lambda *arguments: calls.append(1) or make(*arguments))
     return calls

@@ -8,7 +8,7 @@ from keras import layers, ops
 from test_make_lean import assert_same_step, changes, compiled, lean_of
 
 from keras_mp.lean import chunked_head
-from keras_mp.lean.lean_model import lean_rows
+from keras_mp.lean.lean_model import lean_parts
 
 VOCABULARY, LENGTH = own_blocks.VOCABULARY, own_blocks.LENGTH
 
@@ -69,7 +69,7 @@ def chunks(monkeypatch):
 
 
 def head(model):
-    rows = [row for row in lean_rows(model) if row.kind == "head"]
+    rows = [row for row in lean_parts(model) if row.kind == "head"]
     return rows[0] if rows else None
 
 

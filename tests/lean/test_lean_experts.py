@@ -10,7 +10,7 @@ from keras import ops
 
 import keras_mp
 from keras_mp.conversion.to_float32 import merged_float32
-from keras_mp.lean.lean_model import lean_rows
+from keras_mp.lean.lean_model import lean_parts
 from keras_mp.rebuild.quantized_banks import quantized_banks
 
 pytest.importorskip("keras_hub")
@@ -160,7 +160,7 @@ def test_is_the_familys_own_code_in_float64(family, dtype, kind, float64):
         plain = total(model_of(family, "float64"), mask)
         _, *wanted = value_and_gradients(plain, [x, upstream, *weights], "jit" if JAX else "eager")
     model = keras_mp.lean.make_lean(model_of(family, dtype))
-    assert [row.lean for row in lean_rows(model) if row.kind == "experts"] == [True]
+    assert [row.lean for row in lean_parts(model) if row.kind == "experts"] == [True]
     arrays = [ops.cast(x, compute), *(array.astype("float32") for array in (upstream, *weights))]
     _, *got = value_and_gradients(total(model, mask), arrays, jit)
     for number, (one, right) in enumerate(zip(got, wanted, strict=True)):
@@ -194,7 +194,7 @@ def task(name, **changes):
 
 
 def experts_of(model):
-    return [row for row in lean_rows(model) if row.kind == "experts"]
+    return [row for row in lean_parts(model) if row.kind == "experts"]
 
 
 def test_own_code_stays_where_the_choice_saves_nothing():

@@ -15,7 +15,7 @@ from thirds import thirds
 from twins import twin
 
 import keras_mp
-from keras_mp.lean.lean_model import lean_rows
+from keras_mp.lean.lean_model import lean_parts
 
 pytestmark = pytest.mark.usefixtures("float32_policy")
 _SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32}
@@ -92,7 +92,7 @@ def recomputing(model, remat=True):
 
 
 def blocks(model):
-    return [row.layer for row in lean_rows(model) if row.kind == "block"]
+    return [row.path for row in lean_parts(model) if row.kind == "block"]
 
 
 def paths(model):

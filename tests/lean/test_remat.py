@@ -40,7 +40,7 @@ class Block(layers.Layer):
 
 
 def build(kind):
-    """A block: "plain", in a Remat "layer", or with a "function" inside."""
+    """A block: "plain", in a recomputed "layer", or with a "function" inside."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((8,))
     block = Block(kind == "function", name="block")

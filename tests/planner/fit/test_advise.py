@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import keras_mp
-from keras_mp.lean.lean_model import lean_rows
+from keras_mp.lean.lean_model import lean_parts
 from keras_mp.lowering import Source
 from keras_mp.planner.fit import step as step_module
 from keras_mp.planner.fit.measures import Measures, lines
@@ -134,7 +134,7 @@ def test_the_lines_apply_the_measures_and_train(measures, given):
     assert getattr(optimizer, "state_dtype", "float32") == (
         "float8" if "float8 states" in measures.names else "float32"
     )
-    assert any(row.lean for row in lean_rows(model)) == ("lean" in measures.names)
+    assert any(row.lean for row in lean_parts(model)) == ("lean" in measures.names)
 
 
 def test_a_function_that_asks_for_auto_is_built_in_the_precision_that_is_asked_about():

@@ -10,7 +10,7 @@ from keras import layers
 
 import keras_mp
 from keras_mp.backend.common.device import TracedChip
-from keras_mp.lean.lean_model import lean_rows
+from keras_mp.lean.lean_model import lean_parts
 from keras_mp.lowering import Source, blocks_of, default_blocks, with_blocks
 from keras_mp.planner.chips.place import find_place
 from keras_mp.planner.fit import step as step_module
@@ -154,7 +154,7 @@ def test_fewer_blocks_come_under_the_same_measures():
     assert (
         unwrapped(few.optimizer).gradient_accumulation_steps == 2 and few.backbone.dtype_policy.name == "mixed_bfloat16"
     )
-    assert len([row for row in lean_rows(few) if row.kind == "block"]) == MANY
+    assert len([row for row in lean_parts(few) if row.kind == "block"]) == MANY
 
 
 @pytest.mark.slow
