@@ -1,4 +1,4 @@
-"""Predict the trouble of a precision, find the culprit, choose the precision, prove the parity."""
+"""Find what a precision breaks, and choose one."""
 
 from keras_mp.system.stub_names import door
 

@@ -1,8 +1,8 @@
-"""Steps without an update on JAX, to be looked into, and the operation that a NaN comes from."""
+"""JAX: the functions of `keras_mp.numerics`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from keras_mp.numerics.nonfinite_origin import Edge, Frame, Tap, Values, makes_n
 def observed_step(
     model: keras.Model, forward: Callable[[Tap, Any], tuple[Any, list[Any]]], finish: Callable[..., Any]
 ) -> Callable[[Any], Any]:
-    """Compiles a step that computes a loss, its gradients, and those of every tensor on the way that was tapped.
+    """Compiles a step that computes gradients, also of tapped tensors.
 
     A tap adds a zero to a tensor; the gradient of that zero is the tensor's.
 
@@ -106,14 +106,12 @@ _MOVES = {
 def nonfinite_operation(
     model: keras.Model, forward: Callable[[Tap, Any], tuple[Any, list[Any]]], batch: Any, place: int
 ) -> tuple[str, list[Frame]] | None:
-    """Follows a tensor of the forward pass that is not finite back to the operation that first made it so.
+    """Finds the operation that made a nonfinite tensor.
 
     Constant infinities are followed where nothing else is to blame: see `keras_mp.numerics.nonfinite_origin`.
 
     Args:
-        model: a built Keras model; no variable of it changes.
         forward: `forward(tap, batch) -> (loss, kept)`, as for `observed_step`.
-        batch: a structure of arrays.
         place: the place of the tensor in `kept`.
 
     Returns:
@@ -142,8 +140,11 @@ def nonfinite_operation(
     bad, made = np.asarray(look(*jax.tree.leaves(given)))
     outputs = [output for equation in equations for output in equation.outvars]
     first = origin(
-        [Edge([same.get(id(x), id(x)) for x in equation.invars], _ids(equation.outvars)) for equation in equations],
-        _ids(closed.jaxpr.invars),
+        [
+            Edge([same.get(id(x), id(x)) for x in equation.invars], list(map(id, equation.outvars)))
+            for equation in equations
+        ],
+        map(id, closed.jaxpr.invars),
         {id(output) for output, flag in zip(outputs, bad, strict=True) if flag},
         {id(output) for output, flag in zip(outputs, made, strict=True) if flag},
         *(same.get(id(x), id(x)) for x in closed.jaxpr.outvars),
@@ -158,10 +159,6 @@ def nonfinite_operation(
 
 def _is_tap(equation: Any) -> bool:
     return equation.primitive.name == "name" and equation.params["name"] == _TAP
-
-
-def _ids(variables: Sequence[Any]) -> list[int]:
-    return [id(variable) for variable in variables]
 
 
 def _tapped(jaxpr: Any) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""Steps without an update on TensorFlow, to be looked into, and the operation that a NaN comes from."""
+"""TensorFlow: the functions of `keras_mp.numerics`."""
 
 from __future__ import annotations
 
@@ -50,10 +50,7 @@ def observed_step(
     probes: dict[Any, Any] = {}
 
     def run(batch: Any) -> Any:
-        flat = [
-            tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
-            for leaf in tf.nest.flatten(batch)
-        ]
+        flat = _flat(batch)
         specs = tuple(map(tf.type_spec_from_value, flat))
         if (specs, None) not in functions and specs not in probes:
             open_shapes: list[int] = []
@@ -76,6 +73,11 @@ def observed_step(
             return functions[specs, shapes](*flat)
 
     return run
+
+
+def _flat(batch: Any) -> list[Any]:
+    leaves = tf.nest.flatten(batch)
+    return [tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf for leaf in leaves]
 
 
 def _compiled(function: Callable[..., Any], specs: tuple) -> Any:
@@ -180,24 +182,14 @@ _MOVES = {
 def nonfinite_operation(
     model: keras.Model, forward: Callable[[Tap, Any], tuple[Any, list[Any]]], batch: Any, place: int
 ) -> tuple[str, list[Frame]] | None:
-    """Finds the operation of a value that is not finite, as `keras_mp.numerics._jax` describes it."""
-    flat = [
-        tf.convert_to_tensor(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
-        for leaf in tf.nest.flatten(batch)
-    ]
+    """Finds the operation that made a nonfinite tensor, as `_jax`."""
+    flat = _flat(batch)
     program: list[_Program] = []
 
     @tf.function(autograph=False)
     def look(*leaves: tf.Tensor) -> tf.Tensor:
-        graph = tf.compat.v1.get_default_graph()
-
-        def tap(x: Any, watch: bool) -> Any:
-            if tf.compat.v1.get_default_graph() is not graph:
-                return None
-            return tf.identity(x) if watch else x
-
-        _, kept = forward(tap, tf.nest.pack_sequence_as(batch, leaves))
-        program[:] = [_Program(graph, kept[place], leaves)]
+        _, kept = forward(_shapes_tap([]), tf.nest.pack_sequence_as(batch, leaves))
+        program[:] = [_Program(tf.compat.v1.get_default_graph(), kept[place], leaves)]
         return program[0].flags()
 
     with _unchanged(model), without_islands():  # whose operations are those of another graph
@@ -243,7 +235,7 @@ class _Program:
         return tf.stack([tf.stack(bad), tf.stack(made)]) if bad else tf.zeros((2, 0), tf.bool)
 
     def origin(self, bad: Sequence[bool], made: Sequence[bool]) -> tuple[str, list[Frame]] | None:
-        """The operation from which the tensor comes, and its lines of Python."""
+        """Operation that the tensor comes from, and its lines."""
         edges = [
             Edge([x.name for x in operation.inputs], [x.name for x in operation.outputs])
             for operation in self._operations

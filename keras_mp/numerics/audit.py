@@ -1,4 +1,4 @@
-"""One float32 run, forward and backward, that predicts what a lower precision would do to each layer."""
+"""One float32 run that predicts what lower precisions would lose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of `audit`, by layer: as values, on the terminal and as HTML."""
+"""The report of `audit`, by layer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 from rich.console import RenderableType
@@ -66,7 +66,7 @@ class LayerAudit:
 
 @dataclass
 class Suspect:
-    """A layer that a precision does not fit as it is.
+    """A layer that a precision does not fit.
 
     Attributes:
         path: the path of the layer.
@@ -109,7 +109,7 @@ class AuditReport(Report):
     quantized: dict[str, str] = field(default_factory=dict)
 
     def suspects(self, precision: str = "mixed_float16") -> list[Suspect]:
-        """The layers that a precision does not fit as they are, worst first.
+        """Lists layers that a precision does not fit, worst first.
 
         First those whose values overflow, in the order of the forward pass; then those whose values or gradients are
         lost, by how much; last those that the loss scale saves.
@@ -243,20 +243,12 @@ def _span(values: Range | None) -> str:
     return f"{values.lowest:.3g} to {values.highest:.3g}"
 
 
-class _Precision(NamedTuple):
-    """A precision, and its formats forward and backward."""
-
-    precision: str
-    name: str
-    forward: str
-    backward: str
-
-
-_PRECISIONS = (
-    _Precision("mixed_float16", "float16", "float16", "float16"),
-    _Precision("mixed_bfloat16", "bfloat16", "bfloat16", "bfloat16"),
-    _Precision("fp8", "FP8", "E4M3", "E5M2"),
-)
+# The precisions as columns: the name of each, and the format of its gradients.
+_PRECISIONS = {
+    "mixed_float16": ("float16", "float16"),
+    "mixed_bfloat16": ("bfloat16", "bfloat16"),
+    "fp8": ("FP8", "E5M2"),
+}
 # The verdicts on a layer, and the colour of each, which covers a light ground or a dark one in part: pale where a layer
 # fits.
 _FITS, _SCALED, _UNTRIED = "fits", "fits with the loss scale", "could not be tried"
@@ -317,21 +309,21 @@ _SUSPECT = ("layer", "fits with the loss scale", "tensor", "why", "remedy")
 
 def _suspects(report: AuditReport) -> Iterator[tuple[str, str, list[tuple[str, ...]]]]:
     """For each precision with any: its name, a title, rows."""
-    for column in _PRECISIONS:
-        suspects = report.suspects(column.precision)
+    for precision, (name, _) in _PRECISIONS.items():
+        suspects = report.suspects(precision)
         rows: list[tuple[str, ...]] = [
             (s.path, "yes" if s.safe else "no", s.tensor, s.reason, s.remedy) for s in suspects
         ]
         if rows:
-            yield column.name, f"Layers to watch in {column.name}, the worst at the top", rows
+            yield name, f"Layers to watch in {name}, the worst at the top", rows
 
 
 def _layer_table(report: AuditReport) -> str:
     """A row a layer; on a phone its name above."""
-    names = "".join(f"<th>{column.name}</th>" for column in _PRECISIONS)
+    names = "".join(f"<th>{name}</th>" for name, _ in _PRECISIONS.values())
     rows = [f"<tr><th>layer</th>{names}</tr>"]
     for audited in report.layers:
-        cells = (_verdict_cell(audited, column) for column in _PRECISIONS)
+        cells = (_verdict_cell(audited, precision) for precision in _PRECISIONS)
         rows.append(f"<tr><th>{breakable(audited.path)}</th>{''.join(cells)}</tr>")
     return scrolling(f'<table class="stacked">{"".join(rows)}</table>')
 
@@ -342,14 +334,14 @@ def _judged_in_fp8(audited: LayerAudit) -> bool:
     return verdict.ok or bool(verdict.tensor)
 
 
-def _verdict_cell(audited: LayerAudit, column: _Precision) -> str:
-    judged = audited.verdicts[column.precision]
-    if column.precision == "fp8" and not _judged_in_fp8(audited):
+def _verdict_cell(audited: LayerAudit, precision: str) -> str:
+    judged = audited.verdicts[precision]
+    if precision == "fp8" and not _judged_in_fp8(audited):
         return "<td></td>"
-    loss = (audited.input_damage if column.precision == "fp8" else audited.damage)[column.forward]
+    loss = (audited.input_damage if precision == "fp8" else audited.damage)[FORMAT_OF[precision]]
     figures = {"loss": loss}
     if "output gradient" in audited.ranges or "kernel gradient" in audited.ranges:
-        figures["gradients"] = audited.gradient_error[column.backward]
+        figures["gradients"] = audited.gradient_error[_PRECISIONS[precision][1]]
     if not judged.tensor or judged.ok:
         state = _SCALED if judged.tensor and judged.remedy else _FITS
     elif not judged.tried:

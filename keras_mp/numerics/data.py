@@ -1,4 +1,4 @@
-"""The data of a check: a few batches of it, from a file, or of random numbers."""
+"""A few batches of data, from a file or random."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _sparse_or_ragged(leaf: Any) -> Any:
 
 
 def dense_array(leaf: Any) -> np.ndarray:
-    """A numpy array of an array or a tensor; with zeros where a sparse or ragged one stores nothing."""
+    """Makes a dense numpy array of an array or tensor."""
     return leaf if isinstance(leaf, np.ndarray) else keras.ops.convert_to_numpy(leaf)
 
 
@@ -154,7 +154,7 @@ def batches_of_file(path: str | os.PathLike[str], model: keras.Model, batch_size
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """The arrays of an `.npz` file by name, or of an `.npy` file, whose name is ""; raises as `batches_of_file`."""
+    """Arrays of a file by name, of an `.npy` ""."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
@@ -261,7 +261,7 @@ def _output_names(model: keras.Model) -> list[str]:
 
 
 def named_arrays(model: keras.Model, batch: tuple) -> dict[str, Any]:
-    """The arrays of a batch under the names that `batches_of_file` reads.
+    """Arrays of a batch under the names that `batches_of_file` reads.
 
     Args:
         batch: `(x, y, sample_weight)`; the last two may be None.
@@ -304,7 +304,7 @@ def _named(part: Any, name: str, keys: dict[str, str], names: list[str]) -> dict
 
 
 def random_batches(model: keras.Model, shapes: Any, steps: int) -> list[tuple]:
-    """Makes batches of random numbers: normal floats, and whole numbers that the model has a place for.
+    """Makes batches of random numbers: normal floats, and valid integers.
 
     Ranges seen on them are those of the weights and the architecture, not of real data.
 
@@ -376,7 +376,7 @@ def trains_itself(model: keras.Model) -> bool:
 
 
 def check_labels(model: keras.Model, batch: tuple) -> None:
-    """Refuses classes that a sparse loss does not have: TensorFlow tells late, and JAX not at all.
+    """Refuses classes that a sparse loss does not have.
 
     Raises:
         ValueError: y is missing, or holds a class that the model's output has no place for.

@@ -1,4 +1,4 @@
-"""The first value of a training step that is not finite: where it came up, from what, and what to do."""
+"""Finds the first nonfinite value of a training step."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def _explained_step(step: _Step, batch: tuple, scale: float, first: _Outcome) ->
 
 
 def first_nonfinite(model: keras.Model, batch: tuple, scale: float) -> NonFinite | None:
-    """Works as `find_nonfinite` for a checked batch, but for the remedy, which takes more steps to tell."""
+    """Works as `find_nonfinite` for a checked batch, without remedy."""
     outcome = _Step(model).run(batch, scale)
     return None if outcome.finite else outcome.first()
 
@@ -224,7 +224,7 @@ class _Step:
         return _Outcome(self.model, self._observed.record, float(result["loss"]), result["seen"])
 
     def operation(self, batch: tuple, scale: float, outcome: _Outcome) -> str:
-        """The operation that puts out the first value of a forward pass that is not finite, in words, or ""."""
+        """Operation of the first nonfinite value, in words, or ""."""
         event = outcome.first_forward()
         operation = None if event is None else self._observed.operation(batch, scale, event.place)
         return "" if operation is None else described(*operation)
@@ -268,18 +268,18 @@ class _Outcome:
 
     @property
     def finite(self) -> bool:
-        """Whether the loss and the gradients of all weights are: what an optimizer looks at."""
+        """Whether the loss and the gradients of all weights are."""
         gradients = (seen for (kind, _), seen in self._seen.items() if kind == "weight")
         return self.forward_finite and not any(seen.bad for seen in gradients)
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """The layer and the tensor of the first value that is not finite, and whether it is infinite or NaN."""
+        """Layer, tensor and kind of the first value."""
         first = self.first()
         return first.path, first.tensor, first.kind
 
     def first_forward(self) -> _Event | None:
-        """The first tensor of the forward pass that is not finite; None where there is none."""
+        """First tensor of the forward pass that is not finite."""
         events = [] if self.forward_finite else self._forward()
         return min(events, key=lambda event: event.when, default=None)
 
@@ -364,8 +364,13 @@ def _values(variable: Any) -> np.ndarray | None:
     return np.asarray(ops.cast(variable.value, "float32"))
 
 
-def _kind(values: np.ndarray) -> str:
-    return _Seen(int(np.isnan(values).sum()), int(np.isinf(values).sum()), 0.0, 0.0).kind
+def _found_in(values: np.ndarray, path: str, tensor: str, name: str, remedy: str, advice: str) -> NonFinite:
+    """The fault of values that are there before the step."""
+    finite = np.isfinite(values)
+    good = values[finite]
+    given = {f"the rest of {name}": (float(good.min()), float(good.max()))} if good.size else {}
+    kind = _Seen(int(np.isnan(values).sum()), int(np.isinf(values).sum()), 0.0, 0.0).kind
+    return NonFinite(path, tensor, kind, int((~finite).sum()), False, given, remedy, advice)
 
 
 def _bad_record(batch: tuple) -> NonFinite | None:
@@ -376,14 +381,12 @@ def _bad_record(batch: tuple) -> NonFinite | None:
             if np.isfinite(values).all():
                 continue
             values = dense_array(leaf)
-            finite = np.isfinite(values)
-            records = np.flatnonzero(~finite.reshape(len(values), -1).all(axis=1)).tolist()
-            good = values[finite]
-            given = {f"the rest of {name}": (float(good.min()), float(good.max()))} if good.size else {}
+            records = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1)).tolist()
             some = ", ".join(map(str, records[:10])) + (", ..." if len(records) > 10 else "")
             advice = f"Remove or repair record {some} of {name} in this batch, counted from 0."
-            count = int((~finite).sum())
-            return NonFinite("", name, _kind(values), count, False, given, BAD_RECORD, advice, records)
+            nonfinite = _found_in(values, "", name, name, BAD_RECORD, advice)
+            nonfinite.records = records
+            return nonfinite
     return None
 
 
@@ -420,17 +423,13 @@ def _made_finite(states: list[BadVariable]) -> Iterator[None]:
 
 def _bad_weight(path: str, variable: Any) -> NonFinite:
     values = np.asarray(ops.cast(variable.value, "float32"))
-    finite = np.isfinite(values)
-    place = tuple(int(axis[0]) for axis in np.nonzero(~finite))
-    good = values[finite]
-    given = {f"the rest of {variable.name}": (float(good.min()), float(good.max()))} if good.size else {}
+    place = tuple(int(axis[0]) for axis in np.nonzero(~np.isfinite(values)))
     advice = (
         f"Element {place} is the first. Load a checkpoint in which the weight is finite, and train on with "
         "keras_mp.LossScaleOptimizer, which skips a step whose gradients are not finite"
         + ("." if variable.trainable else f"; {remedies.KEEP_STATISTICS} keeps moving statistics finite too.")
     )
-    count = int((~finite).sum())
-    return NonFinite(path, f"weight {variable.name}", _kind(values), count, False, given, BAD_WEIGHT, advice)
+    return _found_in(values, path, f"weight {variable.name}", variable.name, BAD_WEIGHT, advice)
 
 
 def _advise(nonfinite: NonFinite, model: keras.Model, batch: tuple) -> None:

@@ -1,4 +1,4 @@
-"""A callback that stops at the first loss that is not finite, keeps the batch, and says where it came from."""
+"""A callback that finds nonfinite values in training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operation of a program a tensor that is not finite comes from, where some infinities are meant."""
+"""The operation that a nonfinite tensor comes from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Frame = tuple[str, int]
 
 
 class Values(NamedTuple):
-    """Where a float tensor is not finite: three tensors of booleans, of its shape."""
+    """Where a float tensor is not finite, as booleans."""
 
     nan: Any
     above: Any
@@ -27,19 +27,19 @@ class Values(NamedTuple):
 
     @property
     def shape(self) -> tuple[int | None, ...] | None:
-        """Its sizes as far as they are known; None where not even their number is."""
+        """Known sizes; None where their number is unknown."""
         return None if getattr(self.nan.shape, "rank", 0) is None else tuple(self.nan.shape)
 
 
 class Edge(NamedTuple):
-    """An operation of a program: keys of the tensors that it reads, and of those that it makes."""
+    """Keys of the tensors that an operation reads and makes."""
 
     inputs: Sequence[Hashable]
     outputs: Sequence[Hashable]
 
 
 def makes_nonfinite(inputs: Sequence[Values], output: Values, moves: bool) -> Any:
-    """Whether an operation itself makes a value that is not finite, and does not merely hand one on.
+    """Whether an operation itself makes a nonfinite value.
 
     It does where it makes a NaN of none, as inf - inf does. Besides, an elementwise operation does where the output is
     not finite and the inputs are; of others it is known only if the output has infinities of another sign.
@@ -48,9 +48,6 @@ def makes_nonfinite(inputs: Sequence[Values], output: Values, moves: bool) -> An
         inputs: the inputs of the operation that are floats.
         output: one of its outputs.
         moves: whether it only moves values.
-
-    Returns:
-        A boolean scalar.
     """
     nan = ops.any(output.nan) & _none(given.nan for given in inputs)
     if moves:
@@ -68,7 +65,7 @@ def makes_nonfinite(inputs: Sequence[Values], output: Values, moves: bool) -> An
 def origin(
     edges: Sequence[Edge], given: Iterable[Hashable], bad: set[Hashable], made: set[Hashable], last: Hashable
 ) -> int | None:
-    """The first operation of a program from which a tensor that is not finite comes.
+    """Finds the first operation from which a nonfinite tensor comes.
 
     A constant infinity, such as an attention mask, is followed only where nothing else is to blame: a tensor that
     depends on no input or weight, and one that only hands such an infinity on.

@@ -1,4 +1,4 @@
-"""One training step, seen from within: what goes into each layer, what comes out, and the gradients of both."""
+"""One training step, seen from within."""
 
 from __future__ import annotations
 
@@ -22,46 +22,31 @@ engine = backend.engine_of(__package__)
 
 @dataclass
 class Call:
-    """One call of a layer, or of an operation of a functional graph, in a step.
+    """One call of a layer or operation in a step."""
 
-    Attributes:
-        path: the names that lead to the layer, joined with `/`; "" for the model itself.
-        layer: the live layer.
-        inputs: places in `Record.tensors` of the float tensors that went in, cast as the layer casts them.
-        outputs: places in `Record.tensors` of the float tensors that came out.
-        inner: places in `Record.tensors` of the tensors inside, by name: "before activation", "scores".
-        began: the time at which the call began, counted in begins and ends of calls.
-        ended: the time at which it ended; a layer inside another ends before it.
-    """
-
-    path: str
-    layer: keras.Operation
+    path: str  # names that lead to the layer, joined with `/`; "" for the model itself
+    layer: keras.Operation  # the live layer
+    # places in `Record.tensors` of the float tensors that went in, cast as the layer casts them
     inputs: list[int] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)  # places in `Record.tensors` of the float tensors that came out
+    # places in `Record.tensors` of the tensors inside, by name: "before activation", "scores"
     inner: dict[str, int] = field(default_factory=dict)
-    began: int = -1
-    ended: int = -1
+    began: int = -1  # the time at which the call began, counted in begins and ends of calls
+    ended: int = -1  # the time at which it ended; a layer inside another ends before it
 
 
 @dataclass
 class Record:
-    """The calls and tensors of a step, in order; the tensors are live only while the step is traced.
+    """Calls and tensors of a step, while it is traced."""
 
-    Attributes:
-        calls: the calls, in the order in which they began.
-        tensors: each tensor once.
-        taps: the place of each tensor's gradient among those of the step, or None.
-        shapes: the shape of each tensor.
-        sources: the place of the tensor that a tapped copy was copied from, for each tensor, or None.
-        layout: anything that finish notes of what it returns.
-    """
-
-    calls: list[Call] = field(default_factory=list)
-    tensors: list[Any] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)  # the calls, in the order in which they began
+    tensors: list[Any] = field(default_factory=list)  # each tensor once
+    # the place of each tensor's gradient among those of the step, or None
     taps: list[int | None] = field(default_factory=list)
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)  # shape of each tensor
+    # the place of the tensor that a tapped copy was copied from, for each tensor, or None
     sources: list[int | None] = field(default_factory=list)
-    layout: Any = None
+    layout: Any = None  # anything that finish notes of what it returns
 
 
 class _Recorder:
@@ -176,13 +161,13 @@ def _scores(layer: keras.Operation, query: Any, key: Any, *rest: Any) -> Any:
 
 
 def layers_and_operations(model: keras.Model) -> dict[str, Any]:
-    """Everything that a step calls below a model, by path: layers, and the operations of functional graphs."""
+    """Layers and operations of graphs below a model, by path."""
     operations = {operation.name: operation for operation in operations_of(model)}
     return {**operations, **layers_by_path(model)}
 
 
 class ObservedStep:
-    """A training step of a model, forward and backward, that changes no variable.
+    """A training step of a model that changes no variable.
 
     Args:
         finish: `finish(record, loss, tensors, tapped, gradients) -> structure of tensors`, called while the step is
@@ -218,7 +203,7 @@ class ObservedStep:
         return keras.tree.map_structure(np.asarray, result)
 
     def operation(self, batch: tuple, scale: float, place: int) -> tuple[str, list[Frame]] | None:
-        """The operation of the forward pass from which a tensor that is not finite comes.
+        """Finds the operation from which a nonfinite tensor comes.
 
         Args:
             place: the place of the tensor in `Record.tensors`.

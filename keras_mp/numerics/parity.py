@@ -1,4 +1,4 @@
-"""The same training in several precisions and several seeds: does it reach the same loss?"""
+"""The same training in several precisions and seeds."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ REFERENCE = "float32"
 
 @dataclass
 class ParityReport(PicturedReport):
-    """The result of `compare_training`. The picture has the difference of the loss from float32's by
-    step, a line a precision, beside the spread of the float32 seeds.
+    """The result of `compare_training`.
+
+    The picture has the difference of the loss from float32's by step, a line a precision, beside the spread of the
+    float32 seeds.
 
     Attributes:
         steps: the number of steps of each training.
@@ -46,16 +48,16 @@ class ParityReport(PicturedReport):
 
     @property
     def spread(self) -> float:
-        """The highest minus the lowest final loss of the float32 seeds."""
+        """Highest minus lowest final loss of the float32 seeds."""
         return max(self.final[REFERENCE]) - min(self.final[REFERENCE])
 
     def difference(self, precision: str) -> float:
-        """The mean over the seeds of the final loss minus float32's with the same seed."""
+        """Mean final loss minus float32's, seed by seed."""
         pairs = zip(self.final[precision], self.final[REFERENCE], strict=True)
         return statistics.mean(mine - theirs for mine, theirs in pairs)
 
     def within_noise(self, precision: str) -> bool | None:
-        """Whether that difference is no larger than the spread; None with one seed, which has no spread."""
+        """Whether the difference is within the spread, if known."""
         if not all(map(math.isfinite, self.final[precision])):
             return False
         if len(self.seeds) < 2:
@@ -100,22 +102,17 @@ class ParityReport(PicturedReport):
         return "The same training in several precisions"
 
     def _answer(self) -> list[Sentence]:
-        names, rows = self._table()
+        names = ["precision", *(f"seed {seed}" for seed in self.seeds), "mean", "minus float32"]
+        rows = []
+        for name, final in self.final.items():
+            difference = "" if name == REFERENCE else f"{self.difference(name):+.4f}"
+            rows.append([name, *(f"{loss:.4f}" for loss in final), f"{statistics.mean(final):.4f}", difference])
         shown = ColumnTable(f"Final loss: {self.final_is}", names, narrow=names, right=names[1:], rows=rows)
         return [*(Sentence("", self.verdict(name)) for name in self._others), Sentence("", "", below=shown)]
 
     @property
     def _others(self) -> list[str]:
         return [name for name in self.final if name != REFERENCE]
-
-    def _table(self) -> tuple[list[str], list[list[str]]]:
-        """The names of the columns, the cells of each row."""
-        names = ["precision", *(f"seed {seed}" for seed in self.seeds), "mean", "minus float32"]
-        rows = []
-        for name, final in self.final.items():
-            difference = "" if name == REFERENCE else f"{self.difference(name):+.4f}"
-            rows.append([name, *(f"{loss:.4f}" for loss in final), f"{statistics.mean(final):.4f}", difference])
-        return names, rows
 
 
 def compare_training(
@@ -212,8 +209,10 @@ def _builders(build: Any, precisions: Any) -> dict[str, Callable[[], keras.Model
     for name, way in wanted.items():
         if callable(way):
             builders[name] = _under(REFERENCE, way)
+        elif way == "fp8":
+            builders[name] = lambda: convert(_under("mixed_bfloat16", build)(), select=lambda path, layer: True)
         elif way in POLICIES and way != "auto":
-            builders[name] = _in_fp8(build) if way == "fp8" else _under(way, build)
+            builders[name] = _under(way, build)
         else:
             known = ", ".join(repr(policy) for policy in POLICIES if policy != "auto")
             raise ValueError(f"precisions names {way!r}: use {known}, or a function that builds the model")
@@ -227,10 +226,6 @@ def _under(policy: str, build: Callable[[], keras.Model]) -> Callable[[], keras.
             return build()
 
     return make
-
-
-def _in_fp8(build: Callable[[], keras.Model]) -> Callable[[], keras.Model]:
-    return lambda: convert(_under("mixed_bfloat16", build)(), select=lambda path, layer: True)
 
 
 def _seeds(seeds: Any) -> list[int]:

@@ -1,4 +1,4 @@
-"""A training step as Keras itself makes it, whose fault it is where one fails, and the line of code that does it."""
+"""A step as Keras makes it, and why one fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ engine = backend.engine_of(__package__)
 
 
 def loss_of(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> Any:
-    """The loss of a batch as Keras's own train_step computes it, in float32."""
+    """Loss of a batch in float32, as Keras's train_step."""
     training = {"training": True} if model._call_has_training_arg else {}
     y_pred = model(x, **training)
     # Private, as it is what Keras's own train_step calls: it knows older signatures of compute_loss.
@@ -33,7 +33,7 @@ def loss_of(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> Any:
 
 
 def explained(model: keras.Model, batch: tuple, error: Exception) -> ValueError:
-    """The error for an observed step that could not be run; it tells faults of data, Keras and this package apart."""
+    """Makes the error for a step, by whose fault."""
     leaves = [np.asarray(backend.values_of(leaf)) for leaf in keras.tree.flatten(batch) if leaf is not None]
     if any(leaf.dtype.kind in "USO" for leaf in leaves) and keras.backend.backend() != "tensorflow":
         return ValueError(
@@ -93,21 +93,17 @@ _LIBRARIES = ("keras", "keras_mp", "jax", "jaxlib", "tensorflow", "numpy", "optr
 
 
 def described(name: str, frames: Sequence[Frame]) -> str:
-    """The operation in a line; "" where no code but that of libraries led to it.
+    """Describes an operation in a line; "" where libraries made it.
 
     Args:
         frames: (file, line number) of the Python that led to it, the innermost first.
     """
-    folders = _folders()
+    specs = (importlib.util.find_spec(library) for library in _LIBRARIES)
+    folders = [Path(folder) for spec in specs if spec for folder in spec.submodule_search_locations or ()]
+    folders += [Path(sysconfig.get_path("stdlib"), name) for name in ("contextlib.py", "functools.py")]
     for file, line in frames:
         if file == __file__:  # what calls the model
             break
         if not any(Path(file).is_relative_to(folder) for folder in folders):
             return f"{name} in {Path(file).name}, line {line}: {linecache.getline(file, line).strip()}"
     return ""
-
-
-def _folders() -> list[Path]:
-    specs = (importlib.util.find_spec(library) for library in _LIBRARIES)
-    packages = [Path(folder) for spec in specs if spec for folder in spec.submodule_search_locations or ()]
-    return [*packages, *(Path(sysconfig.get_path("stdlib"), name) for name in ("contextlib.py", "functools.py"))]

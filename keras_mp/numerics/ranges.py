@@ -1,4 +1,4 @@
-"""The loss of a tensor in a floating-point format: overflow, underflow, and the noise of rounding."""
+"""What a tensor loses in a floating-point format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _LOWEST_EXPONENT, _HIGHEST_EXPONENT = -148, 128
 
 @dataclass(frozen=True)
 class FormatLoss:
-    """The loss of some values in a format. Shares are of all values, zeros included, and exact zeros are never lost.
+    """Loss of values in a format.
+
+    Shares are of all values, zeros included, and exact zeros are never lost.
 
     Attributes:
         overflow: the share that rounds to more than the largest number.
@@ -44,7 +46,7 @@ class _Counts:
 
 @dataclass
 class Range:
-    """The range of a tensor that comes in parts, and what each format loses of it.
+    """Range of a tensor, in parts, and each format's loss.
 
     ```
     update(x):  lowest, highest, zeros, ... over the finite values of x
@@ -99,7 +101,10 @@ class Range:
             self.nan += weight * nan
             self.inf += weight * (x.size - finite.sum() - nan)
             x = np.where(finite, x, np.float32(0))
-        self._take_extremes(x[finite] if not clean else x, extremes)
+        own = x if clean else x[finite]
+        for end in [*(extremes or ()), *([float(own.min()), float(own.max())] if own.size else [])]:
+            if math.isfinite(end):
+                self.lowest, self.highest = min(self.lowest, end), max(self.highest, end)
         magnitude = np.abs(x)
         nonzero = magnitude > 0
         self.zeros += weight * (finite & ~nonzero).sum()
@@ -108,13 +113,6 @@ class Range:
             exponents = np.frexp(magnitude[nonzero])[1] - _LOWEST_EXPONENT
             self._exponents += weight * np.bincount(exponents, minlength=self._exponents.size)
         return {name: self._take(x, magnitude, nonzero, format, weight, extremes) for name, format in FORMATS.items()}
-
-    def _take_extremes(self, x: np.ndarray, extremes: tuple[float, float] | None) -> None:
-        ends = list(extremes) if extremes is not None else []
-        ends += [float(x.min()), float(x.max())] if x.size else []
-        for end in ends:
-            if math.isfinite(end):
-                self.lowest, self.highest = min(self.lowest, end), max(self.highest, end)
 
     def _take(
         self,
@@ -172,19 +170,19 @@ class Range:
         return FormatLoss(*shares, sqnr)
 
     def share_below(self, exponent: int) -> float:
-        """The share, of the values that are not zero, whose magnitude lies below 2**exponent."""
+        """Share of nonzero values whose magnitude is below 2**exponent."""
         nonzero = self._exponents.sum()
         place = min(max(exponent - _LOWEST_EXPONENT + 1, 0), self._exponents.size)
         return float(self._exponents[:place].sum() / nonzero) if nonzero else 0.0
 
     @property
     def largest(self) -> float:
-        """The largest finite magnitude; 0 where there is no finite value."""
+        """Largest finite magnitude, or 0."""
         return max(abs(self.lowest), abs(self.highest)) if self.values and math.isfinite(self.highest) else 0.0
 
     @property
     def mean_square(self) -> float:
-        """The mean of the squares of the finite values; 0 where there is none."""
+        """Mean square of the finite values, or 0."""
         finite = self.values - self.nonfinite
         return self._counts["float16"].signal / finite if finite else 0.0
 
@@ -214,7 +212,7 @@ def merged(ranges: Iterable[Range]) -> Range:
 
 
 def sampled(x: Any, most: int | None, flatten: Any) -> Any:
-    """A sample of a tensor or array, flat, of at most `most` values; None takes every value."""
+    """Samples at most `most` values of a tensor, or all."""
     shape = tuple(x.shape)
     size = math.prod(shape)
     if most is None or size <= most:

@@ -1,4 +1,4 @@
-"""The response of each layer to 16 bits: how far its result moves when its arguments and weights are rounded to them.
+"""How far each layer's result moves in 16 bits.
 
 A layer of Keras's own computes in float32, from what is rounded, for `stabilize` knows what inside it needs float32. A
 layer whose code is its user's, or another library's, computes in the precision itself, as do the operations between the
@@ -60,7 +60,7 @@ class _Call:
 
 
 def responses(model: keras.Model, batch: tuple, kept: set[int]) -> Responses:
-    """Runs each layer of a model, and each operation of its graph, on arguments and weights that are rounded.
+    """Runs each layer and operation on rounded arguments and weights.
 
     Args:
         model: a model within `in_float32`.

@@ -1,8 +1,9 @@
-"""The cheapest mix of precisions whose loss and gradients are those of float32, within a tolerance."""
+"""The cheapest mix of precisions within a tolerance of float32."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from keras_mp.numerics.trial import (
     Judge,
     is_closed,
     members_of,
+    unit_of,
     units_of,
 )
 from keras_mp.precision.policy import COMPUTES_IN
@@ -170,24 +172,11 @@ class _Search:
 
     def _assignment(self, restored: dict[str, str], fp8: Sequence[str]) -> Assignment:
         high = {path for path, precision in restored.items() if precision == "float32"}
-        inside = frozenset(path for path in fp8 if self._unit_of(path) not in high)
+        inside = frozenset(path for path in fp8 if unit_of(path, self.units) not in high)
         return Assignment(self.base, dict(restored), inside, self.closed)
 
-    def _unit_of(self, path: str) -> str:
-        while path and path not in self.units:
-            path = path.rpartition("/")[0]
-        return path
-
-    def _passes(self, assignment: Assignment) -> Errors | None:
-        """Tries a mix; returns its errors if it passes."""
-        errors = self._errors(assignment)
-        passed = errors.worst <= self.tolerance
-        restored = tuple(assignment.units)
-        self.tried.append(Trial(len(assignment.fp8), restored, errors.loss, errors.gradients, passed))
-        self._last = errors
-        return errors if passed else None
-
-    def _errors(self, assignment: Assignment) -> Errors:
+    def _passes(self, assignment: Assignment) -> bool:
+        """Tries a mix, once, and notes the trial."""
         # Without exceptions it is the same mix however the layers are put together.
         closed = assignment.closed if assignment.units else frozenset()
         key = (assignment.base, frozenset(assignment.units.items()), assignment.fp8, closed)
@@ -195,37 +184,37 @@ class _Search:
             self.tell(f"a mix with {len(assignment.units)} of {len(self.units)} layers in a higher precision")
             self._known[key] = self.judge.errors(assignment)
             self.tell("", 1)
-        return self._known[key]
+        self._last = errors = self._known[key]
+        passed = errors.worst <= self.tolerance
+        restored = tuple(assignment.units)
+        self.tried.append(Trial(len(assignment.fp8), restored, errors.loss, errors.gradients, passed))
+        return passed
 
     def _restored_units(self) -> dict[str, str]:
         """The fewest units that must be above the base."""
         if self._passes(self._assignment({}, ())):
             return {}
         order, enough = self._nonfinite_first(sorted(self.units, key=self._damage, reverse=True))
-        for level in [*self.above, "float32"]:
-            count = self._bisect(order, enough, level)
-            if count is not None:
-                return self._lowered_again(dict.fromkeys(order[:count], level))
-        return dict.fromkeys(self.units, "float32")
 
-    def _bisect(self, order: list[str], enough: int, level: str) -> int | None:
-        """How many of the first units pass restored, or None."""
-        low, high = 1, enough
-        if level != "float32" and not self._passes(self._assignment(dict.fromkeys(order[:high], level), ())):
-            return None
-        while low < high:
-            middle = (low + high) // 2
-            if self._passes(self._assignment(dict.fromkeys(order[:middle], level), ())):
-                high = middle
-            else:
-                low = middle + 1
-        return high
+        def passes(count: int) -> bool:
+            return self._passes(self._assignment(dict.fromkeys(order[:count], level), ()))
+
+        for level in [*self.above, "float32"]:
+            if level == "float32" or passes(enough):
+                count = 1 + bisect_left(range(1, enough), True, key=passes)
+                break
+        restored = dict.fromkeys(order[:count], level)
+        for path in reversed(order[:count]) if count <= _MOST_LOWERED_AGAIN else ():
+            fewer = {other: level for other in restored if other != path}
+            if self._passes(self._assignment(fewer, ())):
+                restored = fewer
+        return restored
 
     def _nonfinite_first(self, order: list[str]) -> tuple[list[str], int]:
         """Unsafe units first; how many of them are enough."""
         first = [path for path in order if not all(one.verdicts[self.base].ok for one in self._members(path))]
         for _ in range(len(order)):
-            unit = self._unit_of(self._last.nonfinite)
+            unit = unit_of(self._last.nonfinite, self.units)
             if unit and unit not in first:
                 first.append(unit)
             if not first or tuple(first) == self.tried[-1].restored:
@@ -234,15 +223,6 @@ class _Search:
                 return [*first, *(path for path in order if path not in first)], len(first)
         return [*first, *(path for path in order if path not in first)], len(order)
 
-    def _lowered_again(self, restored: dict[str, str]) -> dict[str, str]:
-        if len(restored) > _MOST_LOWERED_AGAIN:
-            return restored
-        for path in reversed(list(restored)):
-            fewer = {other: level for other, level in restored.items() if other != path}
-            if self._passes(self._assignment(fewer, ())):
-                restored = fewer
-        return restored
-
     def _with_fp8(self, restored: dict[str, str]) -> Assignment:
         """As many layers in FP8 as pass, least damaged first."""
 
@@ -250,15 +230,12 @@ class _Search:
             layer = self.audits.get(path)
             return max(layer.input_damage["E4M3"], layer.gradient_error["E5M2"]) if layer else math.inf
 
+        def fails(count: int) -> bool:
+            return not self._passes(self._assignment(restored, order[:count]))
+
         order = sorted(self.fp8, key=damage)
-        low, high = 0, len(order)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._passes(self._assignment(restored, order[:middle])):
-                low = middle
-            else:
-                high = middle - 1
-        return self._assignment(restored, order[:low])
+        count = bisect_left(range(1, len(order) + 1), True, key=fails)
+        return self._assignment(restored, order[:count])
 
     def _members(self, path: str) -> list[LayerAudit]:
         inside = [layer for name, layer in self.audits.items() if name == path or name.startswith(f"{path}/")]
@@ -273,11 +250,16 @@ class _Search:
         return f"{base} with {len(assignment.fp8)} layers in FP8" if assignment.fp8 else base
 
     def _result(self, assignment: Assignment, message: str) -> PolicySearch:
+        policies = {
+            member.path or member.name: keras.DTypePolicy(precision)
+            for path, precision in assignment.units.items()
+            for member in members_of(self.units[path], self.closed)
+        }
         return PolicySearch(
             assignment.base,
             dict(assignment.units),
             tuple(path for path in self.fp8 if path in assignment.fp8),
-            self._policy(assignment),
+            keras.dtype_policies.DTypePolicyMap(assignment.base, policies),
             self.tried,
             self._shares(assignment),
             self.report.loss_scale,
@@ -288,18 +270,10 @@ class _Search:
             tuple(sorted(self.closed)),
         )
 
-    def _policy(self, assignment: Assignment) -> Any:
-        policies: dict[str, Any] = {}
-        for path, precision in assignment.units.items():
-            layer = self.units[path]
-            for member in members_of(layer, self.closed):
-                policies[member.path or member.name] = keras.DTypePolicy(precision)
-        return keras.dtype_policies.DTypePolicyMap(assignment.base, policies)
-
     def _shares(self, assignment: Assignment) -> dict[str, float]:
         weights = dict.fromkeys(CANDIDATES, 0)
         for path, layer in layers_by_path(self.model).items():
-            precision = "fp8" if path in assignment.fp8 else assignment.precision(self._unit_of(path))
+            precision = "fp8" if path in assignment.fp8 else assignment.precision(unit_of(path, self.units))
             weights[precision] += sum(math.prod(weight.shape) for weight in own_variables(layer))
         total = sum(weights.values()) or 1
         return {name: count / total for name, count in weights.items()}

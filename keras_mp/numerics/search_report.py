@@ -1,8 +1,8 @@
-"""The result of a search for precisions: as values, on the terminal, as HTML; and applied to a model."""
+"""The result of a search for precisions, which builds models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from keras_mp.backend.common.calls import restored_policy
 from keras_mp.fp8.convert import convert
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.numerics.audit_report import AuditReport
-from keras_mp.numerics.trial import Assignment, set_policies, units_of
+from keras_mp.numerics.trial import Assignment, set_policies, unit_of, units_of
 from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.report import Report, plain_values
@@ -111,7 +111,8 @@ class PolicySearch(Report):
         infer_again(model, set(map(id, layers_by_path(model).values())))
         change(model, [(part, {ATTENTION: None}) for part in attending(model)])  # as in the search
         if self.fp8_layers:
-            wanted = _fp8_names(self.fp8_layers, names)
+            units_of_fp8 = {path: unit_of(path, names) for path in self.fp8_layers}
+            wanted = {names.get(unit, unit) + path[len(unit) :] for path, unit in units_of_fp8.items()}
             model = convert(model, select=lambda path, layer: path in wanted)
         if self.uses_float16 and getattr(model, "compiled", False) and model.optimizer is not None:
             if not isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
@@ -160,13 +161,3 @@ def _same_layers(model: keras.Model, expected: tuple[str, ...], closed: frozense
             f"build() made a model with {len(mine)} layers, and the one that was searched has {len(expected)}"
         )
     return dict(zip(expected, mine, strict=True))
-
-
-def _fp8_names(paths: Sequence[str], names: dict[str, str]) -> set[str]:
-    renamed = set()
-    for path in paths:
-        unit = path
-        while unit and unit not in names:
-            unit = unit.rpartition("/")[0]
-        renamed.add(names.get(unit, unit) + path[len(unit) :])
-    return renamed

@@ -31,18 +31,12 @@ _NEGLIGIBLE = 1e-6
 
 
 class Assignment(NamedTuple):
-    """Which precision each layer has.
+    """Which precision each layer has."""
 
-    Attributes:
-        base: the precision of what is not named: "float32", "mixed_float16" or "mixed_bfloat16".
-        units: other precisions, by path of `units_of`.
-        fp8: paths of the Dense and EinsumDense layers in FP8.
-        closed: names of the classes of `class_name` whose layers have one precision with all that is inside.
-    """
-
-    base: str
-    units: Mapping[str, str]
-    fp8: frozenset[str]
+    base: str  # the precision of what is not named: "float32", "mixed_float16" or "mixed_bfloat16"
+    units: Mapping[str, str]  # other precisions, by path of `units_of`
+    fp8: frozenset[str]  # paths of the Dense and EinsumDense layers in FP8
+    # names of the classes of `class_name` whose layers have one precision with all that is inside
     closed: frozenset[str] = frozenset()
 
     def precision(self, path: str) -> str:
@@ -51,18 +45,13 @@ class Assignment(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """The errors of a mix of precisions, relative to float32.
+    """The errors of a mix of precisions, relative to float32."""
 
-    Attributes:
-        loss: the relative difference of the loss, the largest of the batches.
-        gradients: the size of the difference of all gradients, as a share of the size of the gradients; infinite where
-            one is not finite or has vanished whole.
-        nonfinite: path of the layer where the first value that is not finite came up, or "".
-    """
-
-    loss: float
+    loss: float  # the relative difference of the loss, the largest of the batches
+    # the size of the difference of all gradients, as a share of the size of the gradients; infinite where one is not
+    # finite or has vanished whole
     gradients: float
-    nonfinite: str = ""
+    nonfinite: str = ""  # path of the layer where the first value that is not finite came up, or ""
 
     @property
     def worst(self) -> float:
@@ -72,7 +61,7 @@ class Errors(NamedTuple):
 
 
 class CannotMixError(Exception):
-    """The code of a layer fails where it and the layers inside compute in different precisions.
+    """A layer whose code fails with other precisions inside.
 
     Attributes:
         name: the name of the layer's class, as `class_name` gives it.
@@ -84,13 +73,13 @@ class CannotMixError(Exception):
 
 
 def class_name(layer: keras.layers.Layer) -> str:
-    """Module and name of a layer's class, without what the kit's treatments put before it."""
+    """Module and name of a layer's class, without treatments."""
     own = original_class(layer)
     return f"{own.__module__}.{own.__qualname__}"
 
 
 def units_of(model: keras.Model, closed: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The layers that have a precision of their own, by path: layers of models and of custom layers.
+    """Layers that have a precision of their own, by path.
 
     What is inside one of Keras's own composite layers, such as MultiHeadAttention, goes with it.
 
@@ -110,6 +99,13 @@ def units_of(model: keras.Model, closed: frozenset[str] = frozenset()) -> dict[s
     return units
 
 
+def unit_of(path: str, units: Mapping[str, Any]) -> str:
+    """Path of the unit that a layer goes with."""
+    while path and path not in units:
+        path = path.rpartition("/")[0]
+    return path
+
+
 def is_closed(layer: keras.layers.Layer, closed: frozenset[str] = frozenset()) -> bool:
     """Whether what is inside goes with the layer."""
     of_keras = package_of(original_class(layer)) == "keras"
@@ -122,7 +118,7 @@ def members_of(layer: keras.layers.Layer, closed: frozenset[str]) -> list[Any]:
 
 
 def set_policies(model: keras.Model, assignment: Assignment) -> None:
-    """Gives the live layers of a model their policies, in place; FP8 apart."""
+    """Gives a model's layers their policies, in place; FP8 apart."""
     for path, layer in units_of(model, assignment.closed).items():
         precision = assignment.precision(path)
         for member in members_of(layer, assignment.closed):
@@ -130,7 +126,7 @@ def set_policies(model: keras.Model, assignment: Assignment) -> None:
 
 
 class Judge:
-    """Compares a model under mixes of precisions with float32, over some batches.
+    """Compares a model under mixes of precisions with float32.
 
     Args:
         model: a built model with a loss, within `in_float32`.
@@ -143,7 +139,7 @@ class Judge:
         self._reference = self._steps(1.0)
 
     def errors(self, assignment: Assignment) -> Errors:
-        """Runs the model under an assignment; names the layer where the first value that is not finite came up.
+        """Runs the model under an assignment, and compares.
 
         Raises:
             CannotMixError: a custom layer's own code fails, and a layer inside computes in another precision than it.

@@ -1,4 +1,4 @@
-"""Whether a layer fits a precision: the rules, from its ranges and its response to rounding."""
+"""Rules for whether a layer fits a precision."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _responding(layer: keras.Operation, response: float | str | None, format: Fo
 
 
 def bfloat16(layer: keras.Operation, ranges: Mapping[str, Range], response: float | str | None) -> Verdict:
-    """The verdict on bfloat16, whose range is that of float32; `response` as for float16."""
+    """The verdict on bfloat16; `response` as for float16."""
     for role, values in ranges.items():
         if _too_large(values, BFLOAT16):
             return Verdict(False, role, f"its {role} reaches {values.largest:.3g}, past bfloat16's {BFLOAT16.max:.3g}")
@@ -178,7 +178,7 @@ def bfloat16(layer: keras.Operation, ranges: Mapping[str, Range], response: floa
 
 
 def fp8(layer: keras.Operation, ranges: Mapping[str, Range]) -> Verdict:
-    """The verdict on FP8: input and kernel in E4M3, the output's gradient in E5M2, each with a scale of max / amax."""
+    """The verdict on FP8, E4M3 and for gradients E5M2, scaled."""
     if not isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)):
         return Verdict(False, "", "only Dense and EinsumDense compute in FP8")
     if layer.quantization_mode not in (None, "float8"):
