@@ -1,8 +1,9 @@
-"""Recomputation as torchtitan's "per-op" selection has it, which Keras cannot say: on JAX, by a policy of its own."""
+"""Recomputation that Keras cannot say, as torchtitan and MaxText have it: on JAX, by policies of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -10,6 +11,7 @@ from unittest.mock import patch
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
 from keras_mp import backend
 
@@ -21,12 +23,19 @@ PRODUCTS = 5
 
 # The name of the result of a product of operands in 8 bits: its own operation makes sums in float32, not yet scaled.
 NAME = "product in 8 bits"
+# The name of the result of Splash.
+CONTEXT = "context"
 
 
 @contextmanager
-def every_second_product() -> Iterator[None]:
-    """Within it, a recomputed block keeps the result of attention and of every second product, from the first."""
-    checkpoint, scaled_dot = jax.checkpoint, engine.scaled_dot
+def kept_products(kept_of_block: Collection[int], fused: bool = True) -> Iterator[None]:
+    """Within it, a recomputed block keeps the result of attention and of some products.
+
+    Args:
+        kept_of_block: the numbers of these products in the block, from 0.
+        fused: whether Splash, where it is taken, computes its three gradients in one kernel.
+    """
+    checkpoint, scaled_dot, make_splash = jax.checkpoint, engine.scaled_dot, splash.make_splash_mha
 
     def named(*operands: Any, name: str, **options: Any) -> Any:
         result = scaled_dot(*operands, name=name, **options)
@@ -37,15 +46,26 @@ def every_second_product() -> Iterator[None]:
 
         def keeps(primitive: Any, *operands: Any, **parameters: Any) -> bool:
             if primitive.name == "name":
-                return parameters["name"] == NAME and next(dense) % PRODUCTS % 2 == 0
+                name = parameters["name"]
+                return name == CONTEXT or (name == NAME and next(dense) % PRODUCTS in kept_of_block)
             if primitive.name != "dot_general" or operands[0].dtype.itemsize == 1:
                 return False
             _, (batch, _) = parameters["dimension_numbers"]
             if batch:  # of attention: scores, then the result
                 return next(attention) % 2 == 1
-            return next(dense) % PRODUCTS % 2 == 0
+            return next(dense) % PRODUCTS in kept_of_block
 
         return checkpoint(function, policy=keeps)
 
-    with patch.object(jax, "checkpoint", kept), patch.object(backend, "scaled_dot", named):
+    def kernel(block_sizes: Any, **options: Any) -> Any:
+        if fused:
+            one = {"use_fused_bwd_kernel": True, "block_q_dq": None, "block_kv_dq": None}
+            block_sizes = dataclasses.replace(block_sizes, **one)
+        return make_splash(block_sizes=block_sizes, residual_checkpoint_name=CONTEXT, **options)
+
+    with (
+        patch.object(jax, "checkpoint", kept),
+        patch.object(engine, "scaled_dot", named),
+        patch.object(splash, "make_splash_mha", kernel),
+    ):
         yield

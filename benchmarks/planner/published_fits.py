@@ -51,7 +51,7 @@ class Fit(NamedTuple):
     backend: str = "jax"
 
     # What compile_run asks of a published run.
-    selective = False
+    keeps, flash = (), True
 
 
 def _timm() -> dict[str, Fit]:

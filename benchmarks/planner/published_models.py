@@ -19,23 +19,25 @@ class _Heads(layers.Layer):
 
     Args:
         heads: the number of heads.
-        theta: the longest wavelength of rotary positions, divided by 2 pi; 0 without them. With them the scores are in
-            memory, as in MaxText's `attention=dot_product`.
+        theta: the longest wavelength of rotary positions, divided by 2 pi; 0 without them.
+        flash: whether the chip's kernel attends; without it scores are in memory, as in MaxText's
+            `attention=dot_product`.
     """
 
-    def __init__(self, heads: int, theta: float = 0.0, **arguments: Any) -> None:
+    def __init__(self, heads: int, theta: float = 0.0, flash: bool = True, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.heads, self.theta = heads, theta
+        self.heads, self.theta, self.flash = heads, theta, flash
 
     def call(self, inputs: Any) -> Any:
         length, features = inputs.shape[1:]
         parts = keras.ops.split(inputs, 3, axis=-1)
         rows = [keras.ops.reshape(part, (-1, length, self.heads, features // (3 * self.heads))) for part in parts]
         if self.theta:
-            turned = [self._turned(row) for row in rows[:2]]
-            seen = keras.ops.dot_product_attention(*turned, rows[2], is_causal=True, flash_attention=False)
-        else:
+            rows[:2] = map(self._turned, rows[:2])
+        if self.flash:
             seen = keras_mp.lean.attention(*rows, causal=True)
+        else:
+            seen = keras.ops.dot_product_attention(*rows, is_causal=True, flash_attention=False)
         return keras.ops.reshape(seen, (-1, length, features // 3))
 
     def _turned(self, rows: Any) -> Any:
@@ -86,15 +88,24 @@ def maxtext_decoder(
 
 
 def maxtext_llama(
-    blocks: int, width: int, heads: int, head: int, hidden: int, vocabulary: int, length: int, theta: float
+    blocks: int,
+    width: int,
+    heads: int,
+    head: int,
+    hidden: int,
+    vocabulary: int,
+    length: int,
+    theta: float,
+    flash: bool = False,
 ) -> keras.Model:
-    """A Llama of MaxText whose heads' features do not add up to the width, with its `minimal_with_context`.
+    """A Llama of MaxText whose heads' features do not add up to the width.
 
     All products are kept but those of attention, which is recomputed from queries, keys and values.
 
     Args:
         blocks, width, heads, head, hidden, vocabulary, length: the sizes, as of `maxtext_decoder`.
         theta: the longest wavelength of the rotary positions in tokens, divided by 2 pi.
+        flash: whether the chip's kernel attends, and a policy says what of a block is kept (benchmarks/selective.py).
     """
 
     def dense(x: Any, units: int, name: str) -> Any:
@@ -103,7 +114,8 @@ def maxtext_llama(
     def block(x: Any, name: str) -> Any:
         y = layers.RMSNormalization(name=f"{name}_attention_normalization")(x)
         y = dense(y, 3 * heads * head, f"{name}_query_key_value")
-        y = recomputed(_Heads(heads, theta, name=f"{name}_attention"), [y], f"{name}_context")
+        attention = _Heads(heads, theta, flash, name=f"{name}_attention")
+        y = attention(y) if flash else recomputed(attention, [y], f"{name}_context")
         x = layers.Add(name=f"{name}_attention_add")([x, dense(y, width, f"{name}_output")])
         y = layers.RMSNormalization(name=f"{name}_normalization")(x)
         gate = layers.Activation("silu", name=f"{name}_silu")(dense(y, hidden, f"{name}_gate"))
@@ -113,7 +125,7 @@ def maxtext_llama(
     tokens = keras.Input((length,), dtype="int32")
     x = layers.Embedding(vocabulary, width, embeddings_initializer=initializer(), name="tokens")(tokens)
     for name in (f"block{index + 1}" for index in range(blocks)):
-        x = block(x, name)
+        x = recomputed(lambda x, name=name: block(x, name), [x], name) if flash else block(x, name)
     logits = dense(layers.RMSNormalization(name="normalization")(x), vocabulary, "logits")
     return keras.Model(tokens, layers.Activation("linear", dtype="float32")(logits))
 

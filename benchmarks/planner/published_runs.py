@@ -10,7 +10,7 @@ A run is taken if all of this holds. None is dropped after it was compiled.
 4. Its data do not limit it: synthetic, or loaded beside the step.
 5. Kernels that were written by hand (flash attention) do not exclude a run, nor does selective recomputation that Keras
    cannot say; the row is marked, or compiled with a policy of JAX (torchtitan's). Runs of 32,768 tokens and more were
-   not taken, as attention needs such kernels there, which `inspect` did not have then.
+   not taken before 29 November, as attention needs such kernels there, which `inspect` did not have then.
 6. Where the slice is too large to be compiled here, the same work a chip is compiled for a smaller one, and the row
    says for which. Of the runs of `ADDED` it is one of 8 chips (of v7x of 4 chips, which are 8 devices).
 7. Convolutions of 16 bits have channels last in the source, as XLA compiles them. Added with the runs of Lambda's
@@ -102,9 +102,10 @@ class Run(NamedTuple):
         return OWN_ATTENTION in self.note
 
     @property
-    def selective(self) -> bool:
-        """Whether the source keeps every second product of a block, and the rest is recomputed, as compiled."""
-        return SELECTIVE in self.note
+    def keeps(self) -> tuple[int, ...]:
+        """The products of a Llama's block that the source keeps beside attention's result, as compiled; from 0."""
+        kept = {SELECTIVE: (0, 2, 4), OWN_PROJECTIONS: (0,), OWN_PRODUCTS: (0, 1, 2, 3, 4)}
+        return next((numbers for note, numbers in kept.items() if note in self.note), ())
 
 
 GIB = 1.073741824  # in 10^9 bytes
@@ -115,7 +116,9 @@ BINNED = "the source bins sequences of up to 512 tokens by length, so that its b
 LAMBDA = "lambdal/deeplearning-benchmark pytorch"
 OTHER_LAYOUT = "channels first in the source, compiled with channels last"
 OWN_NORMALIZATION = "batch normalization of the source is fused by hand with the addition and the ReLU"
-OWN_PROJECTIONS = f"{OWN_ATTENTION}; the projections' results are kept, not recomputed"
+ONE_KERNEL, TWO_KERNELS = (f"its gradients are of {number}, as compiled" for number in ("one kernel", "two kernels"))
+OWN_PROJECTIONS = f"{OWN_ATTENTION}, which keeps its result, queries, keys and values; {ONE_KERNEL}"
+OWN_PRODUCTS = f"{OWN_ATTENTION}, which keeps its result and those of all products"
 KEPT_PRODUCTS = f"{OWN_ATTENTION}; only what is no product is recomputed there, compiled without recomputation"
 DIVIDED = f"{KEPT_PRODUCTS}; products divided over %d chips there, compiled fully sharded"
 NOT_STATED = "the source does not say whether attention is flash attention; it recomputes selectively"
@@ -593,12 +596,36 @@ PEER = {
 }
 RUNS |= PEER
 
+YX = "yxanul/yxTPU results/%s/train.log, benchmarks/maxtext_v6e_%s.yml"
+# MaxText with the versions of JAX and libtpu that compile here, data parallel, added before the first was compiled: the
+# step, what the source calls it, its configuration, seconds, and what XLA says that it needs, in GiB.
+XLA_MEMORY = {
+    f"{'Llama' if of == '272m' else 'Llama with groups'} of 0.27B, {rows} x {length}, 8 v6e": Run(
+        *(f"yx_{of}@{rows}x{length}-logits", "v6e-8", "mixed_bfloat16", seconds, f"{seconds} s, {need} GiB"),
+        *(YX % (folder, "272m" if of == "272m" else "modern_270m"), 8, need * GIB),
+        f"{OWN_PRODUCTS}; {TWO_KERNELS if of == '272m' else ONE_KERNEL}",
+        group=XLA,
+        strategy="data",
+    )
+    for of, rows, length, folder, seconds, need in (
+        ("272m", 8, 2048, "v6e8-llama-272m-s2048-b8-20260720T104542Z", 0.129145, 14.8),
+        ("272m", 16, 2048, "v6e8-llama-272m-s2048-b16-20260720T104714Z", 0.238250, 24.6),
+        ("270m", 16, 2048, "v6e8-modern-270m-adamw-s2048-b16-20260720T111528Z", 0.242244, 23.0),
+        ("270m", 8, 2048, "v6e8-modern-270m-adamw-matched-s2048-b8-20260720", 0.130563, 14.0),
+        ("270m", 4, 4096, "v6e8-seq-attn-t4096", 0.152418, 14.7),
+        ("270m", 2, 8192, "v6e8-seq-attn-t8192", 0.196549, 15.7),
+        ("270m", 1, 16384, "v6e8-seq-attn-t16384", 0.288765, 17.8),
+        ("270m", 1, 32768, "v6e8-seq-attn-t32768", 0.978308, 35.0),
+    )
+}
+RUNS |= XLA_MEMORY
+
 
 def _hash(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 
 
-SET_ASIDE = frozenset(name for new in (ADDED, PEER) for name in sorted(new, key=_hash)[: len(new) // 4])
+SET_ASIDE = frozenset(name for new in (ADDED, PEER, XLA_MEMORY) for name in sorted(new, key=_hash)[: len(new) // 4])
 
 
 def predicted(result: dict[str, Any]) -> float:
