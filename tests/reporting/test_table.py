@@ -27,6 +27,14 @@ def test_a_wide_terminal_shows_all(width):
     assert "cuDNN convolution" in text and "also:" not in text and "and 7 more" in text
 
 
+def test_a_long_word_is_not_broken_and_the_name_beside_it_gives_way():
+    table = ColumnTable("Title", ("layer", "kernel"), narrow=("layer", "kernel"))
+    table.add_row("block_" * 10, "k" * 50)
+    text = plain_text(table, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "k" * 50 in text and "..." in text
+
+
 def test_text_in_a_notebook_is_text(monkeypatch):
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     assert "block1_dense" in printed(80)
