@@ -294,6 +294,7 @@ def compile_run(name: str, form: int = 0, until: str = "code") -> dict[str, Any]
     from keras_mp.planner.compile.compiler import compile_step
     from keras_mp.planner.inspect import report_on
     from keras_mp.planner.report.compile_report import CompileReport
+    from keras_mp.planner.time.step_time import between_steps
     from keras_mp.precision.chips import parse_target
     from keras_mp.system.packages import installed
 
@@ -327,6 +328,8 @@ def compile_run(name: str, form: int = 0, until: str = "code") -> dict[str, Any]
     if name in RUNS and (time is None or bound is None):
         raise RuntimeError(report.refused or "no time")
     timed = {} if time is None else dataclasses.asdict(time) | {"seconds": time.seconds}
+    if timed and name in RUNS:  # which may have more chips than were compiled for
+        timed["unscored"] = time.unscored or between_steps(chip, RUNS[name].chips, time.seconds)
     return {
         **timed,
         **({} if bound is None else {"bound": bound.seconds}),

@@ -69,6 +69,7 @@ From the kernels that `inspect` lists, added up over all blocks; the least at th
 - **gala-85M** takes seven times what its operations take at the peak, at the source, with 4,096 tokens a chip. Heads of
   64 features fill half of the 128 columns of a v5e's matrix unit, which is counted; libtpu's own cycles
   come to 112 ms. The rest is not in the program of one chip: it is a step of 256 chips on many hosts that read text.
+  Such a step, of less than 0.1 s on several hosts, is given no time since 29 November.
 - **EfficientNet-B0** is limited by memory: its arrays take 125 of 165 ms at the bandwidth's peak, its operations 8. The
   source spends 423 ms on the same images, and 148 ms on as many in 16 bits, which move half the bytes: bytes alone do
   not make a factor of 2.9. Its 48 depthwise convolutions, of one channel a group, are compiled with channels first, and
@@ -111,19 +112,32 @@ FOLLOWS = """\
   us, and 0.77 of NVLink's peak. Taken by its source, before a run was scored with it. Most stay covered: of fuji-7B
   with 64K tokens 18.5 ms are uncovered where 10.5 were, of 933 ms, and its ratio goes from 0.84 to 0.85.
 - **Flash attention.** Where the source states it, the step is compiled with the kernel that its chip has, as
-  `inspect` compiles every step now: Splash on TPUs, cuDNN's on GPUs. "Scores in memory" is what it predicted before,
-  and "ratio before" that with the bytes of the scores left out. The median error of the 52 runs was 10.5% so, and is
-  12.5% with the kernel. Five of the 15 rows come nearer, Llama 2 70B on v6e the most (0.80 to 0.89). Llama 3.1 70B on
-  v7x goes from 0.94 to 1.12, in FP8 from 1.01 to 1.30: Splash computes scores once more for each of its two backward
-  kernels, and heads of 128 features fill half of a matrix unit of 256, which counts twice. Beside the backward
-  kernels is a product of vectors, row by row, which was first taken for one that fills a matrix unit: those rows
-  stood at 1.36 and 1.67. Llama 2 7B on H100 goes from 0.87 to 0.78: cuDNN's kernel is timed at 0.52 of the peak. Rows
-  of LitGPT before 28 November, and of Llama 3.2 3B, packed, the recomputed one, were not compiled again; traced for
-  their chips all have the kernel: the packed rows have no mask, and KerasHub's Llamas hand theirs, of padding, to cuDNN
-  (not the Gemma, of 256 features). All rows that were compiled again are taken at the stage of rule 15.
-- **Recomputation that is named by tensor** cannot be said in Keras. Rows whose source keeps some products are compiled
-  with each block recomputed, or with none; of Llama 3.1 70B the queries, keys and values that are recomputed here, and
-  kept there, are a tenth of a block's forward products, and attention itself comes on top.
+  `inspect` compiles every step now: Splash on TPUs, cuDNN's on GPUs; elsewhere its scores are in memory. "Scores in
+  memory" is what it predicted before, and "ratio before" that with the bytes of the scores left out. The median error
+  of the 52 runs was 10.5% so, and 12.5% with the kernel. Five of the 15 rows came nearer, Llama 2 70B on v6e the most
+  (0.80 to 0.89). Llama 2 7B on H100 goes from 0.87 to 0.78: cuDNN's kernel is timed at 0.52 of the peak. Beside Splash's
+  backward kernels is a product of vectors, row by row, which was first taken for one that fills a matrix unit. All rows
+  that were compiled again are taken at the stage of rule 15, LitGPT's and the recomputed one of Llama 3.2 3B, too.
+- **What of a block is kept** cannot be said in Keras, but by a policy of JAX (`benchmarks/selective.py`). The recipes of
+  Llama 3.1 70B on v7x keep queries, keys, values and the result of attention, and take one backward kernel that computes
+  the scores once. Compiled so, its rows go from 1.12 to 1.05, and in FP8 from 1.30 to 1.20; before, each block was
+  computed again from its input, with two backward kernels. Of the other rows whose source keeps some products, each
+  block is recomputed, or none.
+- **Runs that no constant had seen.** Eight runs of MaxText on 8 v6e, with the versions of JAX and libtpu that compile
+  here, were added before the first was compiled: {unseen}.
+- **Softmax on a TPU's vector units** was tried, and not taken. axlearn's times of Splash on a v5p
+  (`tpu_attention_benchmark.py`, 40 to 110 heads of 128 features) are those of 9.8 operations of its vector units for a
+  score in each product, forward as well as backward, and of no other rate on a v5e and a v4. By the book's numbers of
+  adders a v6e would attend at a fifth of its peak: Llama 2 70B on v6e would go from 0.89 to 0.99 and GPT-3 175B from
+  0.88 to 0.91. The runs above refute it: attention alone would take longer there than the whole step of 32,768 tokens,
+  which is at {longest} without it.
+- **Rates under load** were tried, and not taken. XLA's table of an H100, which decides its constant, times a few runs,
+  0.82 of the peak in 16 bits; of normally distributed values SemiAnalysis reports 720 TFLOP/s, 0.73 (*MI300X vs H100 vs
+  H200 Benchmark Part 1*, December 2024). Azure's guide has an A100 SXM with random values after 10,000 runs (github.com/
+  Azure/AI-benchmarking-guide, ND_A100_v4_results.md), 0.82 where the constant is 0.73, mostly of a card that draws
+  250 W. Estimated by the products of each row: with the H100's alone the median error would be {hopper}, with the
+  A100's alone {ampere}, with both {both}. They belong together, and then the rows on A100, which are predicted too fast
+  already, lose what those on H100 gain. So what is missing on GPUs is not the rate of products.
 - **The rates of GPUs.** They were those of products in PyTorch, and rows on GPUs are predicted too fast more often than
   too slow. XLA has a table of its own (`xla/service/gpu/model/default_matmul_perf_table.txtpb`, H100 and B200), and
   BabelStream ran on both A100s and an H100 NVL. They say that the rates were not too high: of an H100's peak 16 bits
@@ -161,31 +175,37 @@ FOLLOWS = """\
 Not modelled: the time between kernels beyond their starts, caches, clocks that fall under load, and on TPUs the
 arithmetic of kernels that are no products, and collectives slower than their links."""
 MISSED = """\
-- **Time, the median.** XLA's table of cycles has an H100 of its own (sm_90), where a tanh takes as long as 67
-  additions, 17 in that of sm_103, which is taken for all GPUs; and a fused backward kernel of Splash computes
-  scores once, where the rows of Llama 3.1 70B on v7x compute them twice. Neither was tried: each needs the rows
+- **Time, the median.** On TPUs it is reached, on GPUs not: those are predicted at {gpus} of the published time at the
+  median. Tried on 29 November, each above: the source's own recomputation and kernels (taken), softmax on vector units
+  (refuted by runs that no constant had seen), and rates under load (with both tables no nearer). Not tried: XLA's table
+  of cycles of sm_90, where a tanh takes as long as 67 additions, 17 in that of sm_103, which is taken for all GPUs; and
+  the waves in which a GPU computes the tiles of a product, of which the last is seldom full. Both need all rows on GPUs
   compiled again.
-- **Time, the worst error.** BERT-large in TF32 (0.52), gala-85M (0.52) and ViT-B/16 on 8 H100 (0.62) are above.
-  EfficientNet-B0, ResNeXt-101 and SE-ResNeXt-101 (0.39 to 0.87) have convolutions in groups, and are given no time.
-  gala-85M is not dominated by starts: 2,074 kernels with a start of 1.6 us are 3% of it. ViT-B/16 on 8 H100 is at the
-  source only 1.6 times as fast as on 8 A100, where it is at 0.95. honeycrisp-85M is at 1.52: its bound alone, 737 ms,
-  is above the published 670 ms, as its scores are in memory here; the source does not say whether it has flash
-  attention. Tried: the launch of each kernel (the worst
-  goes from 157% to 154%); padded sizes (gala-85M from 102% to 93%); libtpu's cycles for all kernels of a TPU
-  (gala-85M at 0.62, but ten runs at a median error of 31% where rates have 14%, both with scores in memory);
-  arithmetic on TPUs by additions alone (gala-85M 0.4% longer); a table of depthwise and grouped convolutions on an
-  A100, of which there is none in text: PyTorch's pull request 58749 is a spreadsheet, its issues 18631, 70954 and
-  73764 have single layers or other GPUs.
-- **Memory.** 22 rows, where 30 were to be: no further source states model, batch, precision and a peak of what the
-  builders here express. The three added last are LitGPT's (0.59 to 0.72), of which two have LoRA on every product,
-  with dropout, and KerasHub's on queries and values alone. Of the others the worst is Llama 3.1 8B on 8 H100 without a
-  compiler (0.73), compiled with cuDNN's kernel; it was 0.77 without. Tried, before: the
-  loss with the arrays of PyTorch, which takes Llama 3 8B on 8 H100 from 0.70 to 0.80 and Llama 3.2 3B, packed, from
-  0.75 to 0.89 (with barriers alone, without the arrays that each is made of, XLA writes a gradient over another, and
-  it takes 61.0 GB of Llama 3.1 8B where it takes 68.7 now); products in FP8 that keep 16 bits (B200 from 1.35 to
-  1.04, as much as in bfloat16); GiB for what the sources call GB (0.92 to 1.53 before). What is left is PyTorch's
-  own: without a compiler every operation of a block has its arrays, FSDP2 leaves 2.5 GB gathered, and torchtitan's
-  figures are what the allocator has reserved.
+- **Time, the worst error.** BERT-large in TF32 (0.52) and ViT-B/16 on 8 H100 (0.62) are above. The source of BERT-large
+  says of the table that it was measured on V100s; the same model in TF32 is at 0.85 to 0.98 in four other rows, so no
+  property of the program sets it apart. ViT-B/16 on 8 H100 is at the source only 1.6 times as fast as on 8 A100, where
+  it is at 0.95; with the rate under load it would be at 0.66. EfficientNet-B0, ResNeXt-101 and SE-ResNeXt-101 (0.39 to
+  0.87) have convolutions in groups, and gala-85M (0.52) is a small step on many hosts: they are given no time, by rules
+  on the program alone, which were set when these runs were known. Leaving a source out tests neither. honeycrisp-85M is
+  at 1.52: its bound alone, 737 ms, is above the published 670 ms, as its scores are in memory here; the source has the
+  model with flash attention and without, and does not say of which its figure is. Tried before: the launch of each
+  kernel (the worst goes from 157% to 154%); padded sizes (gala-85M from 102% to 93%); libtpu's cycles for all kernels
+  of a TPU (gala-85M at 0.62, but ten runs at a median error of 31% where rates have 14%, both with scores in memory);
+  arithmetic on TPUs by additions alone (gala-85M 0.4% longer); a table of depthwise and grouped convolutions on an A100,
+  of which there is none in text: PyTorch's pull request 58749 is a spreadsheet, its issues 18631, 70954 and 73764 have
+  single layers or other GPUs.
+- **Memory.** {peaks} rows. The eight added last are the first of which XLA itself says the need at the source, as
+  MaxText logs it: they are at {low} to {high}. Their growth with the length, at the same number of tokens, is that of an
+  array of length x length, as of a mask that the source makes and Splash here does not. Tried: their loss with
+  MaxText's arrays ({loss}); the products that the source keeps, which give 0.34 GB a block, all that they are; whether
+  fewer blocks are at fault, which make a line to 1%. What is left may be the loop over layers, which stacks what it
+  keeps, and is unrolled here. LitGPT's rows, compiled again with attention's kernel, are at 0.85 to 1.15 but for the
+  three of a LoRA on every product, or of all weights (0.59 to 0.72). Tried before: the loss with the arrays of PyTorch,
+  which takes Llama 3 8B on 8 H100 from 0.70 to 0.80 and Llama 3.2 3B, packed, from 0.75 to 0.89 (with barriers alone,
+  without the arrays that each is made of, XLA writes a gradient over another, and it takes 61.0 GB of Llama 3.1 8B where
+  it takes 68.7 now); products in FP8 that keep 16 bits (B200 from 1.35 to 1.04, as much as in bfloat16); GiB for what
+  the sources call GB (0.92 to 1.53 before). What is left there is PyTorch's own: without a compiler every operation of a
+  block has its arrays, FSDP2 leaves 2.5 GB gathered, and torchtitan's figures are what the allocator has reserved.
 - **Speed-up.** The worst is BERT-large of TensorFlow 2, published 3.06, predicted 1.80. The time of the slower
   precision is what is off: in TF32 BERT-large of TensorFlow 2 (0.52), EfficientNet-B0 (0.39), ResNeXt-101 (0.65).
   Tried: rates of TF32 of their own, fitted to its own tables; the share of convolutions with channels first; the

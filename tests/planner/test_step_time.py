@@ -263,6 +263,15 @@ def test_what_no_published_run_scores_has_no_time(text, kind, dtype, chip, words
     assert time.unscored in score(CHIPS[chip], time)
 
 
+@pytest.mark.parametrize(
+    ("chip", "chips", "seconds", "timed"),
+    [("v5e", 8, 0.05, True), ("v5e", 16, 0.05, False), ("v5e", 16, 0.2, True), ("v4", 8, 0.05, False),
+     ("v4", 4, 0.05, True), ("h100", 8, 0.05, True)],
+)  # fmt: skip
+def test_a_small_step_on_several_hosts_has_no_time(chip, chips, seconds, timed):
+    assert (between_steps(CHIPS[chip], chips, seconds) == "") is timed
+
+
 def test_what_takes_the_most_time_dominates():
     assert StepTime(3.0, 2.0, 1.0, 5).dominant == "products"
     assert StepTime(2.0, 3.0, 1.0, 5).dominant == "other kernels"

@@ -335,7 +335,7 @@ def _merged(asked: Sequence[Contraction], compiled: Mapping[str, Made]) -> dict[
     spare = {entry.op: compiled[entry.op].flops - entry.flops for entry in asked if entry.op in compiled}
     result = {}
     for entry in asked:
-        if entry.op in compiled:
+        if entry.op in compiled or entry.kind == "kernel":  # which no compiler joins
             continue
         for other in (other for source in entry.sources for other in by_source[source]):
             same = sorted(entry.sources) == sorted(other.sources)

@@ -144,7 +144,7 @@ class _Reader:
         if kind == _MANUAL:  # a device's part of a step on several
             inside = operation.regions[0].blocks[0].arguments
             for argument, operand in zip(inside, operation.operands, strict=True):
-                self._numbers[argument] = self._value(operand)
+                self._numbers[argument], self._given[argument] = self._value(operand), operand
             self.read(operation, calls, repeats, known, _passed(operation.operands, operation, 0, arguments))
             return
         if not operation.name.startswith("stablehlo.") and kind not in ("func.call", _RAGGED):

@@ -87,9 +87,13 @@ SIDE = 128
 
 # The rate of cuDNN's attention as a share of that of large products. On an H100, of 128 features and 4,096 to 16,384
 # tokens, it reaches 518 to 609 TFLOP/s forward and 499 to 518 backward: figures 5 and 6 of FlashAttention-3
-# (arXiv:2407.08608; read in a transcription), which is 0.52 of the peak where products reach 0.82. Of Splash on TPUs
-# there is no table.
+# (arXiv:2407.08608; read in a transcription), which is 0.52 of the peak where products reach 0.82.
 ATTENTION = 0.64
+# The operations of a TPU's vector units for a score in each product of attention: fitted to axlearn's times of Splash
+# on a v5p. And their rate as a share of the peak: 1,024 lanes of 2 adders on v4, of 4 since, beside 4 matrix units of
+# 128 or 256 squared (github.com/jax-ml/scaling-book, tpus.md, which ends at v6e).
+OPERATIONS = 9.76
+VECTOR: Mapping[str, float] = MappingProxyType({"v4": 1 / 64, "v5e": 1 / 32, "v5p": 1 / 32, "v6e": 1 / 128})
 
 
 def generation_of(chip: Chip) -> str:
@@ -117,6 +121,12 @@ def computing_seconds(flops: float, peak: float, bits: int, chip: Chip, of: Effi
     if kind == "kernel" and chip.vendor == "nvidia":
         share *= ATTENTION
     return flops / (peak / chip.devices * share)
+
+
+def scoring_seconds(flops: float, features: int, chip: Chip) -> float:
+    """What attention takes on a TPU's vector units, by the operations of its products; 0 where it is not known."""
+    scores = flops / (2 * features)
+    return OPERATIONS * scores / (chip.peak["bfloat16"] / chip.devices * VECTOR.get(chip.name, math.inf))
 
 
 def product_seconds(computing: float, moved: float, chip: Chip, of: Efficiency) -> float:
@@ -219,7 +229,7 @@ def step_time(
     steps = {kernel.name: chains(module, kernel) for kernel, _ in module.kernels()} if wires else {}
     clock = _Clock(module, chip, efficiency or EFFICIENCIES[generation_of(chip)], wires, steps, kernels)
     clock.run(module.entry, 1)
-    unscored = _unscored(matmuls, module, chip)
+    unscored = _unscored(matmuls, module, chip) or between_steps(chip, devices // chip.devices, clock.now)
     return StepTime(clock.products, clock.other, clock.uncovered, clock.kernels, unscored)
 
 
@@ -244,6 +254,13 @@ def _unscored(matmuls: Sequence[Matmul], module: Module, chip: Chip) -> str:
     if sum(moved[name] for name in grouped) < _MANY * sum(moved.values()):
         return ""
     return f"it has {len(grouped)} kernels of grouped convolutions, whose published steps took 1.1 to 2.6 times as long"
+
+
+def between_steps(chip: Chip, chips: int, seconds: float) -> str:
+    """Says that a step is too small for its time to be in its program; "" of others."""
+    if chip.vendor != "google" or chips <= (8 if chip.name in ("v5e", "v6e") else 4) or seconds >= 0.1:
+        return ""  # as many chips as a host may have
+    return "it takes less than 0.1 s on several hosts, whose own work between steps is not in it"
 
 
 @dataclass
@@ -285,21 +302,17 @@ class _Clock:
     def _loop(self, callee: str, repeats: int, trips: int) -> None:
         before = self._tallies()
         self.run(callee, repeats * trips)
-        once = self._tallies()
-        for name, start in before.items():
-            setattr(self, name, start + (once[name] - start) * trips)
+        vars(self).update({name: start + (vars(self)[name] - start) * trips for name, start in before.items()})
 
     def _branch(self, instruction: Instruction, repeats: int) -> None:
         """Runs the branch that takes longest: of a step that is skipped or not, the one that updates."""
-        before, longest = self._tallies(), None
+        before = self._tallies()
+        ran = []
         for callee in instruction.callees:
-            for name, start in before.items():
-                setattr(self, name, start)
+            vars(self).update(before)
             self.run(callee, repeats)
-            if longest is None or sum(self._tallies().values()) > sum(longest.values()):
-                longest = self._tallies()
-        for name, value in (longest or before).items():
-            setattr(self, name, value)
+            ran.append(self._tallies())
+        vars(self).update(max(ran, key=lambda tallies: sum(tallies.values()), default=before))
 
     def _tallies(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in ("products", "other", "uncovered", "kernels")}
@@ -340,14 +353,10 @@ class _Clock:
         )
         if matmuls:
             computing = sum(self._computing(matmul, kernel) for matmul in matmuls) / repeats
-            took = product_seconds(computing, moved, self.chip, self.efficiency)
+            self.products += max(product_seconds(computing, moved, self.chip, self.efficiency), least)
         else:
             computing = arithmetic_seconds(kernel, self.module, self.chip)
-            took = transfer_seconds(moved, self.chip, self.efficiency, computing)
-        if matmuls:
-            self.products += max(took, least)
-        else:
-            self.other += max(took, least)
+            self.other += max(transfer_seconds(moved, self.chip, self.efficiency, computing), least)
 
     def _computing(self, matmul: Matmul, kernel: Instruction) -> float:
         dtypes = matmul.compiled or matmul.asked
@@ -357,7 +366,8 @@ class _Clock:
         if kind == "convolution" and self.chip.vendor == "nvidia" and not _CHANNELS_FIRST.search(kernel.attributes):
             kind = "dot"
         flops = matmul.flops * padded(matmul, self.chip)
-        return computing_seconds(flops, peak, _bits(dtypes), self.chip, self.efficiency, kind)
+        computing = computing_seconds(flops, peak, _bits(dtypes), self.chip, self.efficiency, kind)
+        return max(computing, scoring_seconds(matmul.flops, matmul.sizes[1], self.chip) if kind == "kernel" else 0.0)
 
 
 def _bits(dtypes: Sequence[str]) -> int:
