@@ -4,7 +4,8 @@
 
 The tables, with their sources, are in `efficiency_tables.json`: measured seconds of a product of m x k by k x n, alone
 or in a batch, of several products together, of a convolution and its two gradients, of kernels that only move bytes,
-and of collectives, by the bytes that a device sends on a ring. No training step is among them. The fit minimizes the
+of collectives, by the bytes that a device sends on a ring, and of attention by Splash, by the operations of the blocks
+that it computes and the features of a head. No training step is among them. The fit minimizes the
 squares of the logarithms of the time that the constants give, divided by the measured time. A TPU's products read and
 write at the rate of copies, of which there are tables.
 What a generation's tables do not determine it takes from the generation that `TAKEN_FROM` names. Prints the table of
@@ -29,12 +30,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from keras_mp.planner.read.collectives import ring_share
 from keras_mp.planner.time.step_time import (
+    OPERATIONS,
     Efficiency,
     Links,
     computing_seconds,
     generation_of,
     link_seconds,
     product_seconds,
+    scoring_seconds,
     transfer_seconds,
 )
 from keras_mp.precision.chips import CHIPS, Chip
@@ -54,7 +57,7 @@ WIDE = 100.0  # the largest by the smallest size of a table that says how the ra
 def read() -> dict[str, list]:
     """The tables: rows of products, of sums of products, of convolutions, of transfers, and of collectives."""
     tables = json.loads(TABLES.read_text())
-    return {name: tables[name] for name in ("sums of products", "transfers", "collectives")} | {
+    return {name: tables[name] for name in ("sums of products", "transfers", "collectives", "attention")} | {
         "products": [*tables["products"], *tables["batched products"]],
         "convolutions": list(_each_convolution(tables["convolutions"])),
     }
@@ -121,6 +124,12 @@ def fit_links(tables: dict[str, list]) -> Links:
 
     fitted = np.exp(least_squares(errors, [math.log(value) for value in START_LINKS]).x)
     return Links(*(float(f"{value:.3g}") for value in fitted))
+
+
+def fit_operations(tables: dict[str, list]) -> float:
+    """The operations of a TPU's vector units for a score in each product of attention, to three digits."""
+    times = [row[3] / scoring_seconds(row[1], row[2], CHIPS[row[0]]) for row in tables["attention"]]
+    return float(f"{OPERATIONS * np.exp(np.mean(np.log(times))):.3g}")
 
 
 def collective_seconds(row: Sequence, links: Links) -> float:
@@ -227,7 +236,7 @@ def main() -> None:
     tables = read()
     for generation, (constants, error) in fit(tables).items():
         print(f'    "{generation}": Efficiency({", ".join(map(str, constants))}),  # {error:.1%}')
-    print(fit_links(tables))
+    print(fit_links(tables), fit_operations(tables))
 
 
 if __name__ == "__main__":

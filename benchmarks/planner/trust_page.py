@@ -14,7 +14,7 @@ from benchmarks.planner.fit_efficiency import TABLES, TAKEN_FROM
 from benchmarks.planner.published_fits import FITS
 from benchmarks.planner.published_runs import PEER, RUNS, XLA, error, predicted
 from keras_mp.planner.fit.schedule import NEARLY_FULL
-from keras_mp.planner.time.step_time import EFFICIENCIES, INTERVALS, LINKS, Efficiency, generation_of
+from keras_mp.planner.time.step_time import EFFICIENCIES, INTERVALS, LINKS, OPERATIONS, Efficiency, generation_of
 from keras_mp.precision.chips import CHIPS, parse_target
 
 Results = Mapping[str, dict[str, Any]]
@@ -236,12 +236,13 @@ def _constants() -> str:
         taken = f"; else of {TAKEN_FROM[generation]}" if TAKEN_FROM[generation] else ""
         runs = ", ".join(f"{count} of {source}" for source, count in mine.items())
         rows.append((f"rates, generation {generation}", values, f"{runs}{taken}", "none"))
-    links = LINKS["nvidia"]
+    links, axlearn = LINKS["nvidia"], f"{len(tables['attention'])} of axlearn (v5p); adders by the scaling book"
     collectives = f"{len(tables['collectives'])} of XLA's collectives (h100)"
     rows.append(("collectives on NVIDIA's links", f"share {links.share}, start {links.start}", collectives, "none"))
     rows += [
         ("side of a TPU's matrix unit", "128; v6e, v7x 256", "JAX's tpu_info.py", "none"),
         ("cuDNN's attention", "0.64 of products", "FlashAttention-3, figures 5 and 6 (h100)", "none"),
+        ("a TPU's vector units in attention", f"{OPERATIONS} operations of a score and product", axlearn, "none"),
         ("arithmetic of other kernels", "cycles by operation", "XLA's hlo_op_profiles_data.h, sm_103", "none"),
         (
             "ranges of a time",
@@ -255,6 +256,7 @@ def _constants() -> str:
             "set when the runs below were known",
             "six, which count no more",
         ),
+        ("no time for small steps on several hosts", "0.1 s", "set when the runs below were known", "one, as above"),
         ("nearly full", f"{NEARLY_FULL:.0%} of a GPU", "set before the first outcome was looked up", "none"),
     ]
     return (

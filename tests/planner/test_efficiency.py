@@ -9,7 +9,16 @@ import pytest
 from keras_mp.chips import CHIPS
 from keras_mp.planner.advise import OUTCOMES
 from keras_mp.planner.read.matmuls import peak_of
-from keras_mp.planner.time.step_time import EFFICIENCIES, INTERVALS, LINKS, Interval, StepTime, score
+from keras_mp.planner.time.step_time import (
+    EFFICIENCIES,
+    INTERVALS,
+    LINKS,
+    OPERATIONS,
+    Interval,
+    StepTime,
+    score,
+    scoring_seconds,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -82,6 +91,15 @@ def test_collectives_take_what_the_table_says(tables):
     large = [row for row in tables["collectives"] if row[3] >= 2**26]
     ratios = [fit_efficiency.collective_seconds(row, links) / fit_efficiency.measured(row) for row in large]
     assert len(large) == 24 and min(ratios) > 0.85 and max(ratios) < 1.25
+
+
+def test_attention_on_a_tpu_takes_what_its_table_says(tables):
+    """Of it the vector units decide: those of a v5p, forward as well as backward."""
+    assert fit_efficiency.fit_operations(tables) == OPERATIONS
+    chip = CHIPS["v5p"]
+    for _, flops, features, seconds, _ in tables["attention"]:
+        assert scoring_seconds(flops, features, chip) == pytest.approx(seconds, rel=0.2)
+        assert flops / chip.peak["bfloat16"] < seconds
 
 
 def test_no_constant_changes_when_a_scored_run_is_taken_out(tables, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from keras import layers
 
 from keras_mp import backend
-from keras_mp.lowering import lower_step
+from keras_mp.lowering import lower_step, plan_of
 from keras_mp.planner.chips.targets import find_target
 from keras_mp.planner.compile.compiler import compile_step
 from keras_mp.planner.inspect import report_on
@@ -120,7 +120,7 @@ def attention_model():
         def call(self, x):
             import jax
 
-            rows = keras.ops.reshape(x, (BATCH, LENGTH, HEADS, FEATURES))
+            rows = keras.ops.reshape(x, (-1, LENGTH, HEADS, FEATURES))
             if backend.traced_chip().platform == "gpu":
                 y = jax.nn.dot_product_attention(rows, rows, rows, is_causal=True, implementation="cudnn")
             else:
@@ -133,7 +133,7 @@ def attention_model():
 
     keras.config.set_dtype_policy("mixed_bfloat16")
     width = HEADS * FEATURES
-    x = keras.Input((LENGTH, width), batch_size=BATCH)
+    x = keras.Input((LENGTH, width))
     y = layers.Dense(width, name="after")(Attention(name="attention")(layers.Dense(width, name="before")(x)))
     model = keras.Model(x, y)
     model.compile("sgd", "mse")
@@ -161,6 +161,19 @@ def test_no_product_around_a_kernel_is_lost_and_the_kernel_has_its_layer_and_tim
     dense = [matmul for matmul in report.matmuls if matmul.layer in ("before", "after")]
     assert len(dense) == 5  # the gradient of the batch is not computed
     assert report.time.seconds > sum(seconds(matmul, chip.chip) for matmul in report.matmuls) and not report.error
+
+
+@only_jax
+def test_of_a_step_on_several_devices_a_kernel_computes_the_blocks_of_its_mask_too():
+    from keras_mp.planner.read.program import read, read_module
+
+    def operations(plan):
+        size = keras.KerasTensor((BATCH, LENGTH, HEADS * FEATURES))
+        step = lower_step(attention_model(), (size, size), training=True, chip=V5E, plan=plan)
+        asked = read(read_module(step.module))
+        return [entry.flops for entry in asked.contractions if entry.kind == "kernel"]
+
+    assert operations(plan_of("data", 2)) == [flops // 2 for flops in operations(None)]
 
 
 def ragged_model(rows, width, features, groups):

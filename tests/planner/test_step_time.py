@@ -12,6 +12,7 @@ from keras_mp.planner.time.step_time import (
     EFFICIENCIES,
     LINKS,
     StepTime,
+    between_steps,
     computing_seconds,
     generation_of,
     link_seconds,
