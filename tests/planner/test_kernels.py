@@ -164,6 +164,25 @@ def test_no_product_around_a_kernel_is_lost_and_the_kernel_has_its_layer_and_tim
 
 
 @only_jax
+def test_a_recomputed_kernel_computes_the_blocks_of_its_mask_too():
+    import jax
+
+    attend = splash(np.tril(np.ones((LENGTH, LENGTH), bool)))
+
+    def loss(q, k, v):
+        return attend(q, k, v).astype("float32").sum()
+
+    once, anew = (
+        {
+            entry.name: entry.flops
+            for entry in kernels_of(jax.grad(function, (0, 1, 2)), *[shape(BATCH, HEADS, LENGTH, FEATURES)] * 3)
+        }
+        for function in (loss, jax.checkpoint(loss))
+    )
+    assert once == anew and len(once) == 3
+
+
+@only_jax
 def test_of_a_step_on_several_devices_a_kernel_computes_the_blocks_of_its_mask_too():
     from keras_mp.planner.read.program import read, read_module
 

@@ -235,7 +235,7 @@ class _Reader:
             if kind not in ("reshape", "convert", "broadcast_in_dim", "optimization_barrier", ""):
                 break
             if kind:
-                value = owner.operands[0]
+                value = owner.operands[ir.OpResult(value).result_number]  # of a barrier's the one that it is
         return None
 
     def _give_numbers(self, operation: Any) -> None:

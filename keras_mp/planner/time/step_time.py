@@ -80,9 +80,8 @@ class Links(NamedTuple):
 LINKS: Mapping[str, Links] = MappingProxyType({"nvidia": Links(0.766, 3.72e-05)})
 
 # The side of a TPU's matrix unit: `mxu_column_size` of jax/_src/pallas/mosaic/tpu_info.py, of v6e also Google's page of
-# the chip. To it all sizes of a product are padded: github.com/jax-ml/scaling-book, tpus.md.
+# the chip; of others 128. To it all sizes of a product are padded: github.com/jax-ml/scaling-book, tpus.md.
 SIDES: Mapping[str, int] = MappingProxyType({"v6e": 256, "v7x": 256})
-SIDE = 128
 
 
 # The rate of cuDNN's attention as a share of that of large products. On an H100, of 128 features and 4,096 to 16,384
@@ -125,8 +124,8 @@ def computing_seconds(flops: float, peak: float, bits: int, chip: Chip, of: Effi
 
 def scoring_seconds(flops: float, features: int, chip: Chip) -> float:
     """What attention takes on a TPU's vector units, by the operations of its products; 0 where it is not known."""
-    scores = flops / (2 * features)
-    return OPERATIONS * scores / (chip.peak["bfloat16"] / chip.devices * VECTOR.get(chip.name, math.inf))
+    rate = chip.peak["bfloat16"] / chip.devices * VECTOR.get(chip.name, math.inf)
+    return OPERATIONS * flops / (2 * features * rate)
 
 
 def product_seconds(computing: float, moved: float, chip: Chip, of: Efficiency) -> float:
@@ -159,7 +158,7 @@ def padded(matmul: Matmul, chip: Chip) -> float:
     rows, _, columns = matmul.sizes
     if chip.vendor != "google" or matmul.kind == "convolution" or 1 in (rows, columns):
         return 1.0
-    side = SIDES.get(chip.name, SIDE)
+    side = SIDES.get(chip.name, 128)
     return math.prod(math.ceil(size / side) * side / size for size in matmul.sizes if size)
 
 
@@ -234,7 +233,6 @@ def step_time(
 
 
 _GROUPED = re.compile(r"(feature|batch)_group_count=(?!1\b)\d")
-_MANY = 0.05  # of all bytes: what grouped convolutions move where their time counts
 
 
 def _unscored(matmuls: Sequence[Matmul], module: Module, chip: Chip) -> str:
@@ -248,11 +246,9 @@ def _unscored(matmuls: Sequence[Matmul], module: Module, chip: Chip) -> str:
         for kernel, _ in kernels
         if kernel.name in convolving and any(_GROUPED.search(inner.attributes) for inner in module.inside(kernel))
     }
-    if not grouped:
-        return ""
     moved = {kernel.name: moved_bytes(kernel, module) * repeats for kernel, repeats in kernels}
-    if sum(moved[name] for name in grouped) < _MANY * sum(moved.values()):
-        return ""
+    if sum(moved[name] for name in grouped) <= 0.05 * sum(moved.values()):
+        return ""  # too few bytes for their time to count
     return f"it has {len(grouped)} kernels of grouped convolutions, whose published steps took 1.1 to 2.6 times as long"
 
 
@@ -288,21 +284,16 @@ class _Clock:
         instructions = self.module.computations.get(computation, {}).values()
         last = {chain: step.name for step in instructions for chain in self.steps.get(step.name, ())}
         for instruction in instructions:
-            if instruction.opcode == "while":
+            if instruction.opcode in ("while", "call"):
                 for callee in instruction.callees:
-                    self._loop(callee, repeats, instruction.trips)
+                    trips, before = instruction.trips, self._tallies()
+                    self.run(callee, repeats * trips)
+                    once = self._tallies()
+                    vars(self).update({name: start + (once[name] - start) * trips for name, start in before.items()})
             elif instruction.opcode == "conditional":
                 self._branch(instruction, repeats)
-            elif instruction.opcode == "call":
-                for callee in instruction.callees:
-                    self.run(callee, repeats)
             else:
                 self._step(instruction, repeats, last)
-
-    def _loop(self, callee: str, repeats: int, trips: int) -> None:
-        before = self._tallies()
-        self.run(callee, repeats * trips)
-        vars(self).update({name: start + (vars(self)[name] - start) * trips for name, start in before.items()})
 
     def _branch(self, instruction: Instruction, repeats: int) -> None:
         """Runs the branch that takes longest: of a step that is skipped or not, the one that updates."""
