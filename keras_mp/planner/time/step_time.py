@@ -298,12 +298,13 @@ class _Clock:
     def _branch(self, instruction: Instruction, repeats: int) -> None:
         """Runs the branch that takes longest: of a step that is skipped or not, the one that updates."""
         before = self._tallies()
-        ran = []
+        ran: list[dict[str, float]] = []
         for callee in instruction.callees:
             vars(self).update(before)
             self.run(callee, repeats)
             ran.append(self._tallies())
-        vars(self).update(max(ran, key=lambda tallies: sum(tallies.values()), default=before))
+        longest = max(ran, key=lambda tallies: sum(tallies.values()), default=before)
+        vars(self).update(longest)
 
     def _tallies(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in ("products", "other", "uncovered", "kernels")}
