@@ -43,7 +43,7 @@ class Deep(keras.Model):
 class Graph(keras.Model):
     def __init__(self, activation="relu", **kwargs):
         inputs = keras.Input((6,))
-        super().__init__(inputs, layers.Dense(1)(layers.Dense(8, activation)(inputs)), **kwargs)
+        super().__init__(inputs, layers.Dense(8)(layers.Dense(8, activation)(inputs)), **kwargs)
 
 
 @keras.saving.register_keras_serializable("compared")
