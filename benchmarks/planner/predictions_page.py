@@ -130,12 +130,12 @@ FOLLOWS = """\
   heads of 128 features) are those of 9.76 operations of its vector units for a score in each product, within 18%,
   forward as well as backward. So many are counted, at the rate that the adders of *How to Scale Your Model* give
   beside the matrix units: a v6e, whose matrix units are four times as large, attends at a fifth of its peak with heads
-  of 128 features. The median error goes from 12.2% to 9.5%, Llama 2 70B on v6e from 0.84 to 0.92 and GPT-3 175B from
+  of 128 features. The median error goes from 12.2% to 9.4%, Llama 2 70B on v6e from 0.84 to 0.91 and GPT-3 175B from
   0.87 to 0.90. On v5e and v5p nothing changes, as MaxText's own decoder has heads of 256. The book ends at v6e; on
   v7x, where it is not counted, it would take Llama 3.1 70B to 1.00, and in FP8 to 1.12.
 - **Runs that no constant had seen.** Eight runs of MaxText on 8 v6e, with the versions of JAX and libtpu that compile
   here, were added before the first was compiled. As the kit was then they were at 0.86 to 1.19; with the fault mended
-  at 0.69 to 1.05, the worse the longer their sequences; with the vector units at 0.87 to 1.13, with no order. No
+  at 0.69 to 1.05, the worse the longer their sequences; with the vector units at 0.87 to 1.10, with no order. No
   constant comes from them, but that the vector units are counted was decided when they were known. Without the eight
   the median error of the other 50 is 10.2%.
 - **Rates under load** were tried, and not taken. XLA's table of an H100, which decides its constant, has 0.82 of the
