@@ -130,7 +130,7 @@ FOLLOWS = """\
   heads of 128 features) are those of 9.76 operations of its vector units for a score in each product, within 18%,
   forward as well as backward. So many are counted, at the rate that the adders of *How to Scale Your Model* give
   beside the matrix units: a v6e, whose matrix units are four times as large, attends at a fifth of its peak with heads
-  of 128 features. The median error goes from 12.2% to 9.4%, Llama 2 70B on v6e from 0.84 to 0.91 and GPT-3 175B from
+  of 128 features. The median error goes from 12.2% to 9.7%, Llama 2 70B on v6e from 0.84 to 0.91 and GPT-3 175B from
   0.87 to 0.90. On v5e and v5p nothing changes, as MaxText's own decoder has heads of 256. The book ends at v6e; on
   v7x, where it is not counted, it would take Llama 3.1 70B to 1.00, and in FP8 to 1.12.
 - **Runs that no constant had seen.** Eight runs of MaxText on 8 v6e, with the versions of JAX and libtpu that compile
@@ -143,7 +143,7 @@ FOLLOWS = """\
   Benchmark Part 1*, December 2024). Azure's guide has an A100 SXM with random values after 10,000 runs
   (github.com/Azure/AI-benchmarking-guide, ND_A100_v4_results.md): 0.82, where the constant is 0.73, mostly of a card
   that draws 250 W. Estimated by the products of each row, the median error would be 9.1% with the H100's alone, 10.0%
-  with the A100's alone, and 9.5% with both, as without. They belong together, and then the rows on A100, which are
+  with the A100's alone, and 9.5% with both, as without (all before v6e was timed anew). They belong together, and then the rows on A100, which are
   predicted too fast already, lose what those on H100 gain.
 - **The rates of GPUs.** They were those of products in PyTorch, and rows on GPUs are predicted too fast more often than
   too slow. XLA has a table of its own (`xla/service/gpu/model/default_matmul_perf_table.txtpb`, H100 and B200), and

@@ -297,13 +297,11 @@ class _Clock:
 
     def _branch(self, instruction: Instruction, repeats: int) -> None:
         """Runs the branch that takes longest: of a step that is skipped or not, the one that updates."""
-        before = self._tallies()
-        ran: list[dict[str, float]] = []
+        longest = before = self._tallies()
         for callee in instruction.callees:
             vars(self).update(before)
             self.run(callee, repeats)
-            ran.append(self._tallies())
-        longest = max(ran, key=lambda tallies: sum(tallies.values()), default=before)
+            longest = max(longest, self._tallies(), key=lambda tallies: sum(tallies.values()))
         vars(self).update(longest)
 
     def _tallies(self) -> dict[str, float]:
