@@ -143,8 +143,8 @@ FOLLOWS = """\
   Benchmark Part 1*, December 2024). Azure's guide has an A100 SXM with random values after 10,000 runs
   (github.com/Azure/AI-benchmarking-guide, ND_A100_v4_results.md): 0.82, where the constant is 0.73, mostly of a card
   that draws 250 W. Estimated by the products of each row, the median error would be 9.1% with the H100's alone, 10.0%
-  with the A100's alone, and 9.5% with both, as without (all before v6e was timed anew). They belong together, and then the rows on A100, which are
-  predicted too fast already, lose what those on H100 gain.
+  with the A100's alone, and 9.5% with both, as without (all before v6e was timed anew). They belong together, and then
+  the rows on A100, which are predicted too fast already, lose what those on H100 gain.
 - **The rates of GPUs.** They were those of products in PyTorch, and rows on GPUs are predicted too fast more often than
   too slow. XLA has a table of its own (`xla/service/gpu/model/default_matmul_perf_table.txtpb`, H100 and B200), and
   BabelStream ran on both A100s and an H100 NVL. They say that the rates were not too high: of an H100's peak 16 bits
