@@ -112,6 +112,7 @@ def test_before_and_after_prepare_is_the_same_and_reverts():
     assert predicted(first, x) == predicted(plain, x)
 
 
+@pytest.mark.slow
 def test_steps_that_are_looked_into_are_the_quantized_ones():
     """Where the kit sets methods on layers, a twin must not have those, which are the layer's."""
     x, y = data()
@@ -272,5 +273,6 @@ def test_a_fit_goes_on_with_the_same_bits(tmp_path):
     assert weights(second) == weights(whole)
 
 
+@pytest.mark.slow
 def test_a_step_on_several_replicas_is_that_of_one_device():
     run(Path(__file__).with_name("quantized_on_replicas.py"), "not slow", devices=4)
