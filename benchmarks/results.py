@@ -1,6 +1,6 @@
 """Writes tables into pages: `python benchmarks/results.py`. docs/tables/results.md gets those of
 docs/results/*.json, docs/tables/chip-rates.md the chips of keras_mp.precision.chips,
-docs/tables/narrow-products.md what keras_mp.fp8.cost predicts.
+docs/tables/narrow-products.md what keras_mp.fp8.selection predicts.
 
 Each JSON file is one measurement: `title`, `command`, `date`, `machine`, `versions` (a package's name to its version),
 `columns` and `rows`, and `note` where something must be said about it.
@@ -120,7 +120,7 @@ def _four_digits(rate: float) -> str:
 def gains() -> str:
     """How many times as fast as bfloat16 the kit predicts a square layer in FP8 to be on an H100, as Markdown."""
     from keras_mp.fp8 import Scalings
-    from keras_mp.fp8.cost import step_cost
+    from keras_mp.fp8.selection import step_cost
     from keras_mp.precision.chips import find_chip
 
     widths = (256, 512, 1024, 2048, 4096, 8192)

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from keras_mp.system.argument_checks import whole_number
 from keras_mp.system.packages import install_command
 from keras_mp.system.quiet_import import import_keras, import_tensorflow, quiet_stderr
-from keras_mp.system.whole_number import whole_number
 
 _MODEL_HELP = "A training recipe (a file, module:function, or a name in the folder recipes), or a .keras file."
 _STEP_HELP = f"{_MODEL_HELP[:-1]}, or module:function that builds a model, whose options are those of the function."

@@ -18,9 +18,8 @@ from keras_mp.bench.workloads import Task, compare, device_of, largest_batch
 from keras_mp.numerics.data import batches_of
 from keras_mp.precision.policy import PRECISIONS
 from keras_mp.rebuild.walk import layers_by_path
+from keras_mp.system.argument_checks import one_of, whole_number
 from keras_mp.system.host import available_bytes
-from keras_mp.system.one_of import one_of
-from keras_mp.system.whole_number import whole_number
 
 BASE = "float32"
 

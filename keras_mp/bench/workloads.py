@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from keras_mp.bench.process import Process, WorkloadError
-from keras_mp.system.whole_number import whole_number
+from keras_mp.system.argument_checks import whole_number
 
 # Nobody trains with more; where nothing limits the memory, the search ends here.
 MOST = 2**20

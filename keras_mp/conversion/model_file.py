@@ -14,8 +14,8 @@ from typing import Any
 import keras
 
 from keras_mp.lean.chunked_loss import is_sparse_crossentropy
+from keras_mp.system.argument_checks import whole_number
 from keras_mp.system.registration import register_classes
-from keras_mp.system.whole_number import whole_number
 
 
 class ModelFileError(ValueError):

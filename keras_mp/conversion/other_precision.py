@@ -16,7 +16,7 @@ from keras_mp.rebuild.notes import FLOAT8
 from keras_mp.rebuild.quantized_policies import source_of
 from keras_mp.rebuild.walk import Config, Rule, layers_by_path
 from keras_mp.stability.stabilized import stabilize
-from keras_mp.system.one_of import one_of
+from keras_mp.system.argument_checks import one_of
 from keras_mp.treatment.treated import untreated_node
 
 FP8 = "fp8"

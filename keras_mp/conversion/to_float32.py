@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.backend.common.calls import restored_policy
+from keras_mp.backend.common.keras_patches import restored_policy
 from keras_mp.fp8.convert import without_float8
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.lean.frozen import FROZEN

@@ -17,7 +17,7 @@ from keras_mp.export.onnx import export_onnx
 from keras_mp.export.saved_model import export_float32, served
 from keras_mp.export.verification import ExportError, inputs_of
 from keras_mp.numerics.data import read_arrays
-from keras_mp.system.one_of import one_of
+from keras_mp.system.argument_checks import one_of
 
 FORMATS = ("savedmodel", "onnx", "litert", "litert-int8", "litert-int16x8")
 

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from keras_mp import backend
-from keras_mp.backend.common.calls import wrapped_methods
+from keras_mp.backend.common.keras_patches import wrapped_methods
 from keras_mp.export.export_report import Int8Layer
 from keras_mp.export.litert_file import LiteRTFile, Operator
 from keras_mp.numerics.audit import SAMPLE

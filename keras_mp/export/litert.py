@@ -25,8 +25,8 @@ from keras_mp.export.verification import ExportError
 from keras_mp.qat.litert_ranges import BITS, LITERT, settle, trained_for
 from keras_mp.rebuild.model import rebuild
 from keras_mp.rebuild.walk import Config, RebuildError, layers_by_path
+from keras_mp.system.argument_checks import one_of
 from keras_mp.system.atomic_write import atomic_write, parents_made
-from keras_mp.system.one_of import one_of
 from keras_mp.system.quiet_import import quiet_stderr
 from keras_mp.treatment.treated import untreated_node
 

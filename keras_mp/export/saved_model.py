@@ -26,7 +26,7 @@ import keras
 import numpy as np
 
 from keras_mp import backend
-from keras_mp.backend.common.calls import wrapped_methods
+from keras_mp.backend.common.keras_patches import wrapped_methods
 from keras_mp.conversion.model_file import input_names
 from keras_mp.conversion.to_float32 import is_merged, merged_float32, unmerged_float32
 from keras_mp.export.export_report import ExportReport

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as tfxla
 
 from keras_mp.backend.tensorflow.devices import traced_chip
-from keras_mp.backend.tensorflow.transforms import barrier
+from keras_mp.backend.tensorflow.tensors import barrier
 
 _MLIR_TYPES = {
     "float8_e4m3fn": "f8E4M3FN",

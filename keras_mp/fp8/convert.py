@@ -17,7 +17,7 @@ from keras_mp.fp8.selection import Decision, Select, Target, decide
 from keras_mp.precision.hardware import MXFP8, Support, current_device, support
 from keras_mp.rebuild.notes import FLOAT8, QAT, original_class, precision_of_layer, treatments_of
 from keras_mp.rebuild.walk import layers_by_path
-from keras_mp.system.whole_number import whole_number
+from keras_mp.system.argument_checks import whole_number
 from keras_mp.treatment.change import change
 from keras_mp.treatment.treated import (
     Treatment,
@@ -164,8 +164,8 @@ def convert(
             those that are too small to gain: the smaller side of the product at most 1024 and the larger at most 4096
             (torchao's automatic filter for tensorwise scaling, measured on an H100).
         target: a chip's name in `keras_mp.chips.CHIPS`, such as "h100": whether a product gains is then predicted from
-            the chip's rates, by `keras_mp.fp8.cost.step_cost`, and not from its sizes alone. For INT8 the chip says
-            from which size on: "v5e", "v6e" or "v7x", see `keras_mp.fp8.cost`.
+            the chip's rates, by `keras_mp.fp8.selection.step_cost`, and not from its sizes alone. For INT8 the chip
+            says from which size on: "v5e", "v6e" or "v7x", see `keras_mp.fp8.selection`.
         batch_size: the batch size for that prediction, where the model's inputs do not say it; 8 by default.
 
     Returns:

@@ -9,8 +9,7 @@ from typing import Any
 import keras
 
 from keras_mp.precision.formats import E2M1, E4M3, E5M2, INT8, SCALED_FORMATS, Format, format_named
-from keras_mp.system.one_of import did_you_mean, one_of
-from keras_mp.system.whole_number import whole_number
+from keras_mp.system.argument_checks import did_you_mean, one_of, whole_number
 
 ROLES = ("input", "kernel", "gradient")
 PRODUCTS = {

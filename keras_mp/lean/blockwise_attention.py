@@ -12,8 +12,7 @@ import keras
 from keras_mp import backend
 from keras_mp.optimizer.stochastic_rounding import mixed
 from keras_mp.stability.accumulate import MASKED_SCORE, product_float32
-from keras_mp.system.one_of import one_of
-from keras_mp.system.whole_number import whole_number
+from keras_mp.system.argument_checks import one_of, whole_number
 
 engine = backend.engine_of(__package__)
 

@@ -12,17 +12,16 @@ import keras
 import numpy as np
 
 from keras_mp import backend
-from keras_mp.backend.common.calls import call_scope
+from keras_mp.backend.common.keras_patches import call_scope
 from keras_mp.backend.common.keras_private import AutocastScope, get_keras_mask
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.lean.chunked_loss import ChunkedCrossEntropy, metrics_of_rows, update_metrics
 from keras_mp.lean.cross_entropy import chunks_save_memory
 from keras_mp.qat.keras_modes import logits_operands
 from keras_mp.rebuild.notes import original_class, precision_of_layer, quantization_trained_for, treatments_of
-from keras_mp.rebuild.traced_call import trace_layers
 from keras_mp.rebuild.walk import graph_of, layers_below
 from keras_mp.stability.float32_layers import activation_of
-from keras_mp.stability.output_layers import PASSING_ON
+from keras_mp.stability.output_layers import PASSING_ON, trace_layers
 from keras_mp.system.packages import package_of
 from keras_mp.treatment.treated import Treatment, register_treatments, see_to
 

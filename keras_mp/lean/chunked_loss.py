@@ -15,7 +15,7 @@ from keras_mp.backend.common.keras_private import (
 )
 from keras_mp.lean.cross_entropy import RowMetrics, chunked_cross_entropy
 from keras_mp.rebuild.walk import Config
-from keras_mp.system.whole_number import whole_number
+from keras_mp.system.argument_checks import whole_number
 
 engine = backend.engine_of(__package__)
 

@@ -9,7 +9,7 @@ import keras
 
 from keras_mp import backend
 from keras_mp.stability.accumulate import product_float32
-from keras_mp.system.whole_number import whole_number
+from keras_mp.system.argument_checks import whole_number
 
 engine = backend.engine_of(__package__)
 

@@ -45,16 +45,6 @@ def atomic_step(
     return logs, (trainable, passive, optimizer, metrics)
 
 
-HAS_SPARSE_GRADIENTS = False
-# A Keras optimizer that accumulates makes its update in every step, and then chooses between old and new values.
-ACCUMULATING_COPIES = True
-
-
-def sparse_gradients(model: keras.Model, embeddings: list[Any], unclear: list[Any]) -> list[Any]:
-    """Tells which variables have a sparse gradient: none."""
-    return []
-
-
 def share_of_batch() -> None:
     """Returns None: JAX's devices have as many rows each."""
 

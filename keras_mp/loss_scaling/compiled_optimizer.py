@@ -10,9 +10,8 @@ from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.wrapping import wrap_optimizer
 from keras_mp.optimizer.state_slot import check_state_dtype, check_state_memory
-from keras_mp.rebuild.compiled import compile_again
-from keras_mp.rebuild.optimizers import fresh_optimizer
-from keras_mp.system.whole_number import whole_number
+from keras_mp.rebuild.optimizers import compile_again, fresh_optimizer
+from keras_mp.system.argument_checks import whole_number
 
 _STEPS = "gradient_accumulation_steps"
 

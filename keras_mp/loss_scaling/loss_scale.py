@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import keras
 import numpy as np
 
-from keras_mp.system.whole_number import whole_number
+from keras_mp.system.argument_checks import whole_number
 
 # A scale and its reciprocal must both be normal float32 numbers, because gradients are multiplied by the latter.
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**126

@@ -11,8 +11,7 @@ from keras_mp.loss_scaling.loss_scale import LossScale, NoLossScale, warn_if_nee
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.rebuild.optimizers import held_optimizers, without_default
 from keras_mp.rebuild.walk import compute_dtypes
-from keras_mp.system.one_of import one_of
-from keras_mp.system.whole_number import whole_number
+from keras_mp.system.argument_checks import one_of, whole_number
 
 _UNSCALED = {"loss_scale": 1.0, "skipped_steps": 0}
 

@@ -21,12 +21,13 @@ from keras_mp.loss_scaling.loss_scale import (
 from keras_mp.optimizer import gradients, inner_build
 from keras_mp.optimizer import inner_optimizer as inner
 from keras_mp.optimizer.state_slot import (
+    check_built,
     check_state_dtype,
     check_state_memory,
     check_weights,
 )
 from keras_mp.rebuild.optimizers import leaves
-from keras_mp.system.whole_number import whole_number
+from keras_mp.system.argument_checks import whole_number
 
 engine = backend.engine_of(__package__)
 updates = backend.engine_of("keras_mp.optimizer")
@@ -135,7 +136,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     ) -> None:
         inner.check_unscaled("inner_optimizer", inner_optimizer)
         check_state_dtype(state_dtype)
-        inner_build.check_built(inner_optimizer, state_dtype, state_memory)
+        check_built(inner_optimizer, state_dtype, state_memory)
         loss_scale, unknown = _loss_scale_from(loss_scale, settings)
         check_state_memory(state_memory, release_gradients)
         _check_releases(loss_scale, release_gradients, clip_by_last_norm)

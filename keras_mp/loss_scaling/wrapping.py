@@ -16,7 +16,6 @@ from keras_mp.rebuild.optimizers import leaves
 from keras_mp.rebuild.walk import compute_dtypes, layers_by_path, own_variables
 from keras_mp.system.packages import LIBRARIES, package_of
 
-engine = backend.engine_of(__package__)
 updates = backend.engine_of("keras_mp.optimizer")
 
 
@@ -133,14 +132,14 @@ def is_better_wrapped(optimizer: keras.optimizers.Optimizer, model: keras.Model)
     for leaf in known.values():
         own = [variable for other, variable in trained if other is leaf]
         constrained = any(variable.constraint is not None for variable in own)
-        if leaf.gradient_accumulation_steps and (engine.ACCUMULATING_COPIES or leaf.use_ema or constrained):
+        if leaf.gradient_accumulation_steps and (updates.ACCUMULATING_COPIES or leaf.use_ema or constrained):
             return True
         if not _sums_rows(leaf):
             deciding += own
     if not model.built:
         summing = all(map(_sums_rows, known.values()))
         embeds = any(map(_is_embedding, layers_by_path(model).values()))
-        return engine.HAS_SPARSE_GRADIENTS and embeds and not summing
+        return updates.HAS_SPARSE_GRADIENTS and embeds and not summing
     if not deciding:
         return False
     sparse = {id(variable) for variable in _sparse_variables(model)}
@@ -170,7 +169,7 @@ def _sparse_variables(model: keras.Model) -> list[keras.Variable]:
         # Code of neither Keras nor this package may look rows of a weight up.
         elif reads_sparse or package_of(original_class(layer).call) not in LIBRARIES:
             unclear += own
-    return engine.sparse_gradients(model, embeddings, unclear)
+    return updates.sparse_gradients(model, embeddings, unclear)
 
 
 def _is_embedding(layer: keras.Layer) -> bool:

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp import backend
-from keras_mp.backend.common.calls import restored_policy
 from keras_mp.backend.common.device import CUDNN, TracedChip, absent_chip, capability_of
+from keras_mp.backend.common.keras_patches import restored_policy
 from keras_mp.conversion.other_precision import FP8, check_precision, in_precision, precision_of
 from keras_mp.lean.blocks import find_blocks
 from keras_mp.lean.frozen import narrow_frozen
@@ -36,10 +36,10 @@ from keras_mp.parallel.split_rules import with_rules_of
 from keras_mp.precision.chip import Chip, GpuDescription
 from keras_mp.precision.hardware import Device, support
 from keras_mp.precision.policy import CHOICES, COMPUTES_IN, asked_about
-from keras_mp.rebuild.compiled import carry_compiled
 from keras_mp.rebuild.merged import packed_weights
 from keras_mp.rebuild.model import rebuild, unchanged
 from keras_mp.rebuild.notes import original_class, treatments_of
+from keras_mp.rebuild.optimizers import carry_compiled
 from keras_mp.rebuild.state import has_no_value
 from keras_mp.rebuild.walk import compute_dtypes, layers_by_path, operations_of, own_variables
 from keras_mp.system.packages import package_of

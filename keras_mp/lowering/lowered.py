@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.backend.common.calls import scopes, wrapped_methods
+from keras_mp.backend.common.keras_patches import scopes, wrapped_methods
 
 UNATTRIBUTED = "unattributed"
 

@@ -22,7 +22,7 @@ from keras_mp.precision.formats import FLOAT16, FORMATS
 from keras_mp.qat.quantization_aware import CONFIGS, LOW_SQNR, decisions
 from keras_mp.rebuild.walk import layers_by_path, own_variables, with_self
 from keras_mp.reporting.progress import progress
-from keras_mp.system.whole_number import whole_number
+from keras_mp.system.argument_checks import whole_number
 
 SAMPLE = 8192
 # What a later, larger gradient has room to grow by before the recommended scale makes it overflow.

@@ -19,7 +19,7 @@ from keras_mp.reporting.html import breakable, document, folded, scrolling, tabl
 from keras_mp.reporting.report import Report, plain_values
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import shorten_middle
-from keras_mp.system.one_of import one_of
+from keras_mp.system.argument_checks import one_of
 
 # What each precision rounds a layer's tensors to; FP8 rounds what goes into a product.
 FORMAT_OF = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "E4M3"}

@@ -19,7 +19,7 @@ from keras_mp.lean.chunked_head import ChunkedHead
 from keras_mp.lean.chunked_loss import is_sparse_crossentropy
 from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.walk import check_is_model
-from keras_mp.system.whole_number import whole_number
+from keras_mp.system.argument_checks import whole_number
 
 
 def batches_of(data: Any, steps: int, name: str = "data") -> list[tuple]:

@@ -15,8 +15,8 @@ import numpy as np
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.numerics.data import dense_array, named_arrays
 from keras_mp.numerics.nonfinite import NonFinite, find_nonfinite
+from keras_mp.system.argument_checks import whole_number
 from keras_mp.system.atomic_write import atomic_write
-from keras_mp.system.whole_number import whole_number
 
 
 class NonFiniteFinder(keras.callbacks.Callback):

@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.backend.common.calls import wrapped_methods
+from keras_mp.backend.common.keras_patches import wrapped_methods
 from keras_mp.numerics.nonfinite_origin import Frame, Tap
 from keras_mp.numerics.plain_step import explained, loss_of
 from keras_mp.rebuild.walk import layers_by_path, operations_of

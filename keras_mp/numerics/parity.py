@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp.backend.common.calls import restored_policy
+from keras_mp.backend.common.keras_patches import restored_policy
 from keras_mp.fp8.convert import convert
 from keras_mp.numerics.data import batches_of
 from keras_mp.precision.policy import POLICIES
@@ -20,7 +20,7 @@ from keras_mp.reporting.pictures import difference_picture
 from keras_mp.reporting.progress import progress
 from keras_mp.reporting.report import PicturedReport, plain_values
 from keras_mp.reporting.table import ColumnTable
-from keras_mp.system.whole_number import whole_number
+from keras_mp.system.argument_checks import whole_number
 
 REFERENCE = "float32"
 

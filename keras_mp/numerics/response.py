@@ -20,7 +20,7 @@ import numpy as np
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.backend.common.calls import wrapped_methods
+from keras_mp.backend.common.keras_patches import wrapped_methods
 from keras_mp.backend.common.keras_private import AutocastScope, get_keras_mask, set_keras_mask
 from keras_mp.numerics.nonfinite_origin import Tap
 from keras_mp.numerics.observe import layers_and_operations

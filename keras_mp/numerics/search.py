@@ -28,7 +28,7 @@ from keras_mp.numerics.trial import (
 from keras_mp.precision.policy import COMPUTES_IN
 from keras_mp.rebuild.walk import layers_by_path, own_variables
 from keras_mp.reporting.progress import Tell, progress
-from keras_mp.system.whole_number import whole_number
+from keras_mp.system.argument_checks import whole_number
 
 CANDIDATES = ("fp8", "mixed_float16", "mixed_bfloat16", "float32")
 # Lowering restored layers again, one by one, costs a trial each.

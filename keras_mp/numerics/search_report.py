@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 from rich.console import RenderableType
 
-from keras_mp.backend.common.calls import restored_policy
+from keras_mp.backend.common.keras_patches import restored_policy
 from keras_mp.fp8.convert import convert
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.numerics.audit_report import AuditReport

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from keras_mp import backend
-from keras_mp.backend.common.calls import wrapped_methods
+from keras_mp.backend.common.keras_patches import wrapped_methods
 from keras_mp.fp8.convert import convert
 from keras_mp.numerics.nonfinite import first_nonfinite
 from keras_mp.numerics.plain_step import explained, loss_of

@@ -15,7 +15,7 @@ import keras
 from jax.sharding import SingleDeviceSharding
 
 from keras_mp.backend.jax.devices import traced_chip
-from keras_mp.backend.jax.transforms import barrier
+from keras_mp.backend.jax.tensors import barrier
 
 
 def all_finite(tensors: list[Any]) -> Any:
@@ -182,3 +182,15 @@ def update_in_one_program(
     """Calls a function with gradients."""
     del keeps_rows, beside
     update(gradients)
+
+
+HAS_SPARSE_GRADIENTS = False
+
+
+# A Keras optimizer that accumulates makes its update in every step, and then chooses between old and new values.
+ACCUMULATING_COPIES = True
+
+
+def sparse_gradients(model: keras.Model, embeddings: list[Any], unclear: list[Any]) -> list[Any]:
+    """Tells which variables have a sparse gradient: none."""
+    return []

@@ -287,3 +287,50 @@ def _compiles(graph: Any) -> bool:
         and all(attribute.type != tf.string.as_datatype_enum for attribute in node.attr.values())
         for node in nodes
     )
+
+
+HAS_SPARSE_GRADIENTS = True
+
+
+ACCUMULATING_COPIES = False
+
+
+def sparse_gradients(model: keras.Model, embeddings: list[Any], unclear: list[Any]) -> list[Any]:
+    """Tells which variables have a gradient that is `tf.IndexedSlices`.
+
+    Args:
+        model: a built Keras model.
+        embeddings: variables whose rows are looked up for certain.
+        unclear: variables that the model is traced for, forward and backward.
+
+    Returns:
+        The embeddings, and those of the unclear variables that have one; all of them where the model cannot be traced
+        without data, as a subclassed one.
+    """
+    if not unclear:
+        return embeddings
+    try:
+        return [*embeddings, *_traced(model, unclear)]
+    except Exception:  # whatever a stranger's layer raises here, it raises again, and better explained, in training
+        return [*embeddings, *unclear]
+
+
+def _traced(model: keras.Model, variables: list[keras.Variable]) -> list[Any]:
+    sparse: list[Any] = []
+
+    def step(*flat: Any) -> None:
+        inputs = flat[0] if len(flat) == 1 else keras.tree.pack_sequence_as(model.input, list(flat))
+        # The scope, so that the model does not keep the losses that its layers add here.
+        with tf.GradientTape() as tape, keras.StatelessScope(collect_losses=True) as scope:
+            outputs = [*keras.tree.flatten(model(inputs, training=True)), *scope.losses]
+            floats = [tf.reduce_sum(tf.cast(output, tf.float32)) for output in outputs if output.dtype.is_floating]
+        gradients = tape.gradient(floats, [variable.value for variable in variables])
+        pairs = zip(variables, gradients, strict=True)
+        sparse.extend(variable for variable, gradient in pairs if isinstance(gradient, tf.IndexedSlices))
+
+    if not getattr(model, "inputs", None):
+        raise ValueError(f"model {model.name!r} has no inputs to trace it with")
+    kinds = [tf.SparseTensorSpec if getattr(x, "sparse", False) else tf.TensorSpec for x in model.inputs]
+    specs = [kind(x.shape, x.dtype) for kind, x in zip(kinds, model.inputs, strict=True)]
+    tf.function(step, autograph=False).get_concrete_function(*specs)
+    return sparse

@@ -15,38 +15,11 @@ from keras import ops
 
 from keras_mp import backend
 from keras_mp.optimizer.gradients import at_least_float32
-from keras_mp.optimizer.state_slot import STORED_AS, StateSlot, encode, is_narrow
+from keras_mp.optimizer.state_slot import SLOTS, STATE_DTYPE, STATE_MEMORY, STORED_AS, StateSlot, check_built, encode
 from keras_mp.rebuild.optimizers import leaves
 from keras_mp.rebuild.state import widen
 
 engine = backend.engine_of(__package__)
-
-
-def check_built(optimizer: keras.optimizers.Optimizer, state_dtype: str, state_memory: str = "device") -> None:
-    """Checks the slots of an optimizer that is built already.
-
-    Raises:
-        ValueError: If they are stored in another dtype or memory, or in bfloat16, as Keras makes them.
-    """
-    anew = "make a new one, for instance by type(optimizer).from_config(optimizer.get_config())"
-    for leaf in (leaf for leaf in leaves(optimizer) if leaf.built):
-        stored, memory = getattr(leaf, _STATE_DTYPE, "float32"), getattr(leaf, _STATE_MEMORY, "device")
-        if memory != state_memory:
-            raise ValueError(
-                f"state_memory={state_memory!r} needs an optimizer that is not built, and {leaf.name!r} has its slots "
-                f"in memory of the {memory} already: {anew}"
-            )
-        if stored != state_dtype:
-            raise ValueError(
-                f"state_dtype={state_dtype!r} needs an optimizer that is not built, and {leaf.name!r} has its slots in "
-                f"{stored} already: {anew}, or pass state_dtype={stored!r}"
-            )
-        narrow = next((variable for variable in leaf.variables if is_narrow(variable)), None)
-        if narrow is not None and not hasattr(leaf, _SLOTS):
-            raise ValueError(
-                f"optimizer {leaf.name!r} is built already, and its {narrow.path!r} is in bfloat16, as Keras makes "
-                f"it; there small changes would be lost: {anew}"
-            )
 
 
 def build_inner(
@@ -123,9 +96,6 @@ def _telling_of_leaves(optimizer: keras.optimizers.Optimizer, enter: Callable[[A
 SMALLEST = 4096
 """A slot of fewer values stays float32: there is little to save, and biases and norms are small."""
 
-_SLOTS, _STATE_DTYPE = "_keras_mp_state_slots", "_keras_mp_state_dtype"
-_STATE_MEMORY = "_keras_mp_state_memory"
-
 # What must stay float32: averaged weights, and what a weight is computed from alone. A weight is otherwise rounded by
 # the update, here to 3 bits. RMSprop's are listed where they are made.
 _EXACT = {"Optimizer": {"average"}, "Ftrl": {"linear"}, "ScheduleFreeAdamW": {"momentum"}}
@@ -184,14 +154,14 @@ def creating(
         return
     by_place = [slots.get(id(variable), []) for variable in optimizer._trainable_variables]
     # Past Keras's tracking of attributes: the variables are tracked already.
-    object.__setattr__(optimizer, _SLOTS, tuple(map(tuple, by_place)))
-    object.__setattr__(optimizer, _STATE_DTYPE, state_dtype)
-    object.__setattr__(optimizer, _STATE_MEMORY, state_memory)
+    object.__setattr__(optimizer, SLOTS, tuple(map(tuple, by_place)))
+    object.__setattr__(optimizer, STATE_DTYPE, state_dtype)
+    object.__setattr__(optimizer, STATE_MEMORY, state_memory)
 
 
 def slots_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> tuple[StateSlot, ...]:
     """Returns the slots of a weight that have fewer bits."""
-    by_place = getattr(optimizer, _SLOTS, ())
+    by_place = getattr(optimizer, SLOTS, ())
     return by_place[optimizer._get_variable_index(variable)] if by_place else ()
 
 

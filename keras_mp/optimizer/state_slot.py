@@ -11,7 +11,8 @@ from keras import ops
 
 from keras_mp import backend
 from keras_mp.optimizer.stochastic_rounding import random_bits, round_to_bfloat16, round_to_float8
-from keras_mp.system.one_of import one_of
+from keras_mp.rebuild.optimizers import leaves
+from keras_mp.system.argument_checks import one_of
 
 engine = backend.engine_of(__package__)
 
@@ -27,6 +28,8 @@ engine = backend.engine_of(__package__)
 # as a mean right, in each single step not. A square root, by which steps are divided, is stored as the bound. Scales by
 # rows and not by blocks: a row lies within a TPU's tiles.
 
+# Attributes of an optimizer that is built: which of its slots are stored in fewer bits, and how.
+SLOTS, STATE_DTYPE, STATE_MEMORY = "_keras_mp_state_slots", "_keras_mp_state_dtype", "_keras_mp_state_memory"
 STORED_AS = {"float32": "float32", "bfloat16": "bfloat16", "float8": "float8_e4m3fn"}
 
 _LARGEST_E4M3 = 448.0  # Micikevicius et al. 2022, table 1
@@ -297,6 +300,33 @@ def updating(
 
 
 # A bfloat16 weight whose update is computed in float32 and rounded once, so that small updates are not lost.
+
+
+def check_built(optimizer: keras.optimizers.Optimizer, state_dtype: str, state_memory: str = "device") -> None:
+    """Checks the slots of an optimizer that is built already.
+
+    Raises:
+        ValueError: If they are stored in another dtype or memory, or in bfloat16, as Keras makes them.
+    """
+    anew = "make a new one, for instance by type(optimizer).from_config(optimizer.get_config())"
+    for leaf in (leaf for leaf in leaves(optimizer) if leaf.built):
+        stored, memory = getattr(leaf, STATE_DTYPE, "float32"), getattr(leaf, STATE_MEMORY, "device")
+        if memory != state_memory:
+            raise ValueError(
+                f"state_memory={state_memory!r} needs an optimizer that is not built, and {leaf.name!r} has its slots "
+                f"in memory of the {memory} already: {anew}"
+            )
+        if stored != state_dtype:
+            raise ValueError(
+                f"state_dtype={state_dtype!r} needs an optimizer that is not built, and {leaf.name!r} has its slots in "
+                f"{stored} already: {anew}, or pass state_dtype={stored!r}"
+            )
+        narrow = next((variable for variable in leaf.variables if is_narrow(variable)), None)
+        if narrow is not None and not hasattr(leaf, SLOTS):
+            raise ValueError(
+                f"optimizer {leaf.name!r} is built already, and its {narrow.path!r} is in bfloat16, as Keras makes "
+                f"it; there small changes would be lost: {anew}"
+            )
 
 
 def check_weights(variables: Iterable[keras.Variable]) -> None:

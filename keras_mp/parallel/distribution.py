@@ -14,7 +14,7 @@ from keras_mp.parallel.hops import Hops, in_hops
 from keras_mp.parallel.plan import GATHER_DTYPES, REDUCE_DTYPES, STRATEGIES, Plan, Rules
 from keras_mp.parallel.split_rules import LayoutMapOf, check_rules, rules_of_layout_map, takes_rules
 from keras_mp.rebuild.model import rebuild, unchanged
-from keras_mp.system.one_of import one_of
+from keras_mp.system.argument_checks import one_of
 
 engine = backend.engine_of(__package__)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from keras_mp.parallel.hops import Hops, groups_of, hops_of
-from keras_mp.system.one_of import one_of
+from keras_mp.system.argument_checks import one_of
 
 LEAST_LENGTH = 32
 """Shorter rows are not gathered in 8 bits: the scale of a row has four bytes."""

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from keras_mp.precision.chip import GIB, Chip
 from keras_mp.precision.chip_table import AMD_GPUS, GOOGLE_TPUS, NVIDIA_DATA_CENTER_GPUS, NVIDIA_DESKTOP_GPUS
-from keras_mp.system.one_of import did_you_mean
+from keras_mp.system.argument_checks import did_you_mean
 
 CHIPS: Mapping[str, Chip] = MappingProxyType(
     {chip.name: chip for chip in (*GOOGLE_TPUS, *NVIDIA_DATA_CENTER_GPUS, *NVIDIA_DESKTOP_GPUS, *AMD_GPUS)}

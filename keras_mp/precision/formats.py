@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from keras_mp import backend
-from keras_mp.system.one_of import one_of
+from keras_mp.system.argument_checks import one_of
 
 MAX_SCALE = 2.0**126
 """The largest power of two whose reciprocal is a normal float32: a smaller reciprocal would be flushed to zero."""

@@ -10,8 +10,8 @@ import keras
 from keras_mp import backend
 from keras_mp.backend.common.device import chip_in_scope
 from keras_mp.precision.chips import Chip, identify_chip
-from keras_mp.system.host import cpu_flags
-from keras_mp.system.one_of import one_of
+from keras_mp.system.argument_checks import one_of
+from keras_mp.system.host import cpu_flags, cpu_name
 
 DTYPES = ("float32", "float16", "bfloat16", "fp8")
 MXFP8 = "mxfp8"
@@ -91,10 +91,12 @@ def list_devices() -> list[Device]:
     counted = Counter(backend.local_devices())
     devices = []
     for info, count in counted.items():
-        chip = None if info.kind == "cpu" else identify_chip(info.name)
-        architecture = info.architecture or (chip.architecture if chip else "")
-        flags = cpu_flags() if info.kind == "cpu" else frozenset()
-        devices.append(Device(info.kind, info.name, architecture, chip, flags, count))
+        if info.kind == "cpu":
+            devices.append(Device("cpu", cpu_name(), "", None, cpu_flags(), count))
+        else:
+            chip = identify_chip(info.name)
+            architecture = info.architecture or (chip.architecture if chip else "")
+            devices.append(Device(info.kind, info.name, architecture, chip, frozenset(), count))
     return devices
 
 
@@ -228,3 +230,30 @@ def _amd(dtype: str, device: Device) -> Support:
     if target.startswith("gfx95"):
         return Support(False, f"{name} has FP8 matrix cores, whose use has not been tested.")
     return Support(False, f"{name} has no FP8 hardware; {_EMULATED}.")
+
+
+def choose_jit(policy: str = "", device: Device | None = None) -> Support:
+    """Says whether to compile a training step with XLA.
+
+    Args:
+        policy: The policy, as `PolicyChoice` has it; of the policies only "fp8" makes a difference.
+        device: The device to compile for; by default the one that Keras computes on.
+
+    Returns:
+        `Support(ok, reason)`; the reason is "Jit is on: ..." or "Jit is off: ...".
+    """
+    device = device or current_device()
+    if keras.backend.backend() == "jax":
+        return Support(True, "Jit is on: without it JAX dispatches every operation from Python.")
+    # Median step without and with jit on 2 Zen 5 cores, keras 3.15.1, TensorFlow 2.21.0. A 6-convolution network,
+    # batch 64 of 32 x 32: float32 52 and 83 ms, bfloat16 44 and 82. A 4-layer, width-256 transformer, batch
+    # 8 x 128: float32 94 and 88 ms, bfloat16 81 and 91. So jit gains at most 6% there, and loses up to 86%.
+    # A 2-layer, width-128 transformer, batch 48 x 64, seconds of processor a step on Zen 5, keras 3.15.1, TensorFlow
+    # 2.21.0: 272 ms without jit, 168 with.
+    if device.kind == "cpu" and policy == "fp8":
+        return Support(True, "Jit is on: it fuses the many small steps of rounding to FP8.")
+    if device.kind == "cpu":
+        return Support(False, "Jit is off: on a CPU it makes convolutions slower and little else faster.")
+    if device.vendor == "apple":
+        return Support(False, "Jit is off: TensorFlow's plugin for Metal has no XLA.")
+    return Support(True, "Jit is on: XLA fuses the casts into their neighbours.")

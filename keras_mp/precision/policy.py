@@ -12,10 +12,10 @@ from typing import Any
 import keras
 
 from keras_mp.backend import bfloat16_options
-from keras_mp.backend.common.calls import restored_policy
-from keras_mp.precision.hardware import Device, Support, current_device, support
+from keras_mp.backend.common.keras_patches import restored_policy
+from keras_mp.precision.hardware import Device, Support, choose_jit, current_device, support
+from keras_mp.system.argument_checks import one_of
 from keras_mp.system.host import unseen_accelerators
-from keras_mp.system.one_of import one_of
 
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "fp8")
 POLICIES = ("auto", *PRECISIONS)
@@ -77,7 +77,7 @@ def choose_policy(device: Device | None = None) -> PolicyChoice:
         The choice, which `set_global_policy("auto")` would set.
     """
     if device is None and (policy := _asked_about.get()):
-        jit = _jit(current_device(), keras.backend.backend(), policy)
+        jit = choose_jit(policy, current_device())
         return PolicyChoice(policy, jit.ok, f"The step is to be compiled in {policy}. {jit.reason}")
     backend = keras.backend.backend()
     unseen = unseen_accelerators(backend, current_device().kind) if device is None else []
@@ -89,21 +89,8 @@ def choose_policy(device: Device | None = None) -> PolicyChoice:
     reason = served.reason
     if policy == "float32":
         reason = f"{_served('mixed_bfloat16', device, backend).reason} So the choice is float32."
-    jit = _jit(device, backend)
+    jit = choose_jit(device=device)
     return PolicyChoice(policy, jit.ok, " ".join([reason, jit.reason, *unseen]))
-
-
-def choose_jit(policy: str = "", device: Device | None = None) -> Support:
-    """Says whether to compile a training step with XLA.
-
-    Args:
-        policy: The policy, as `PolicyChoice` has it; of the policies only "fp8" makes a difference.
-        device: The device to compile for; by default the one that Keras computes on.
-
-    Returns:
-        `Support(ok, reason)`; the reason is "Jit is on: ..." or "Jit is off: ...".
-    """
-    return _jit(device or current_device(), keras.backend.backend(), policy)
 
 
 def set_global_policy(name: str = "auto") -> PolicyChoice:
@@ -161,7 +148,7 @@ def set_global_policy(name: str = "auto") -> PolicyChoice:
         served = _served(name, device, keras.backend.backend())
         if not served.ok and not _asked_about.get():
             warnings.warn(f"{name}: {served.reason} Use {choice.policy!r} here.", UserWarning, stacklevel=2)
-        jit = _jit(device, keras.backend.backend(), name)
+        jit = choose_jit(name, device)
         choice = PolicyChoice(name, jit.ok, f"{served.reason} {jit.reason}")
     before = keras.mixed_precision.dtype_policy()
     keras.mixed_precision.set_global_policy("mixed_bfloat16" if choice.policy == "fp8" else choice.policy)
@@ -239,21 +226,3 @@ def _served(policy: str, device: Device, backend: str) -> Support:
         "float32, without jit; smaller ones gain nothing."
     )
     return Support(True, f"{served.reason} {measured}")
-
-
-def _jit(device: Device, backend: str, policy: str = "") -> Support:
-    """Whether to compile the step with XLA."""
-    if backend == "jax":
-        return Support(True, "Jit is on: without it JAX dispatches every operation from Python.")
-    # Median step without and with jit on 2 Zen 5 cores, keras 3.15.1, TensorFlow 2.21.0. A 6-convolution network,
-    # batch 64 of 32 x 32: float32 52 and 83 ms, bfloat16 44 and 82. A 4-layer, width-256 transformer, batch
-    # 8 x 128: float32 94 and 88 ms, bfloat16 81 and 91. So jit gains at most 6% there, and loses up to 86%.
-    # A 2-layer, width-128 transformer, batch 48 x 64, seconds of processor a step on Zen 5, keras 3.15.1, TensorFlow
-    # 2.21.0: 272 ms without jit, 168 with.
-    if device.kind == "cpu" and policy == "fp8":
-        return Support(True, "Jit is on: it fuses the many small steps of rounding to FP8.")
-    if device.kind == "cpu":
-        return Support(False, "Jit is off: on a CPU it makes convolutions slower and little else faster.")
-    if device.vendor == "apple":
-        return Support(False, "Jit is off: TensorFlow's plugin for Metal has no XLA.")
-    return Support(True, "Jit is on: XLA fuses the casts into their neighbours.")

@@ -14,7 +14,7 @@ from keras_mp.qat.litert_ranges import to_litert
 from keras_mp.rebuild.merged import merged_weights
 from keras_mp.rebuild.notes import FLOAT8, QAT, original_class, quantization_trained_for, treatments_of
 from keras_mp.rebuild.walk import layers_by_path
-from keras_mp.system.one_of import one_of
+from keras_mp.system.argument_checks import one_of
 from keras_mp.treatment.change import change
 from keras_mp.treatment.treated import Treatment, register_treatments
 from keras_mp.treatment.waiting import register_calls

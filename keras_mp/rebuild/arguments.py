@@ -12,6 +12,7 @@ import numpy as np
 
 from keras_mp.backend.common.keras_private import functional_like_constructor
 from keras_mp.rebuild.walk import Config
+from keras_mp.system.argument_checks import takes
 from keras_mp.system.packages import LIBRARIES, package_of
 
 REGISTERED_NAME = "keras_mp>ByArguments"
@@ -127,12 +128,6 @@ def _defined_below_keras(cls: type) -> set[str]:
             break
         names |= vars(base).keys()
     return names
-
-
-def takes(function: Any, name: str) -> bool:
-    """Whether a function can be given such an argument."""
-    parameters = inspect.signature(function).parameters.values()
-    return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def with_left_out(node: Config, layer: keras.Layer) -> Config:

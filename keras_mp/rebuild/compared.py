@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp.backend.common.calls import wrapped_methods
+from keras_mp.backend.common.keras_patches import wrapped_methods
 from keras_mp.rebuild.state import has_no_value
 from keras_mp.rebuild.walk import (
     RebuildError,

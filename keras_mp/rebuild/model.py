@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_mp.backend.common.calls import restored_policy
+from keras_mp.backend.common.keras_patches import restored_policy
 from keras_mp.rebuild.compared import check_same
-from keras_mp.rebuild.compiled import carry_compiled
 from keras_mp.rebuild.config import (
     Rewrite,
     custom_objects_of,
@@ -19,6 +18,7 @@ from keras_mp.rebuild.config import (
     serialize,
     unshare_across_graphs,
 )
+from keras_mp.rebuild.optimizers import carry_compiled
 from keras_mp.rebuild.quantized_policies import settle_policies
 from keras_mp.rebuild.state import carry_state
 from keras_mp.rebuild.walk import Config, RebuildError, Rule, is_built, operations_of, with_self

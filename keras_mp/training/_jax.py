@@ -10,11 +10,6 @@ import numpy as np
 from keras_mp.parallel._jax_workers import shards_input as shards_input
 
 
-def can_jit() -> bool:
-    """Returns True: JAX jits steps on several devices."""
-    return True
-
-
 def steps_of(model: keras.Model) -> Any:
     """Returns None: Keras's own `fit` trains over several processes."""
 

@@ -16,11 +16,6 @@ from keras_mp.loss_scaling._tensorflow import OnReplicas
 from keras_mp.parallel._tensorflow import connected
 
 
-def can_jit() -> bool:
-    """Tells whether a step can be jitted: on one replica."""
-    return tf.distribute.get_strategy().num_replicas_in_sync == 1
-
-
 class Steps(NamedTuple):
     """Steps of a loop over batches, made by all together.
 

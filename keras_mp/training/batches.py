@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_mp.system.whole_number import whole_number
+from keras_mp.system.argument_checks import whole_number
 
 
 class Batches(keras.utils.PyDataset):

@@ -21,7 +21,7 @@ from keras_mp.conversion.other_precision import precision_of
 from keras_mp.parallel import workers
 from keras_mp.rebuild.optimizers import held_optimizers
 from keras_mp.reporting.text import byte_size
-from keras_mp.system.whole_number import whole_number
+from keras_mp.system.argument_checks import whole_number
 from keras_mp.training import training_state
 from keras_mp.training.batches import Batches
 from keras_mp.training.checkpoint_file import (

@@ -12,10 +12,9 @@ import keras
 from rich.console import RenderableType
 
 from keras_mp.fp8.convert import decisions, trains_quantized
-from keras_mp.fp8.cost import gains_from
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.scaling import Scaling, Scalings, get_scalings
-from keras_mp.fp8.selection import Decision
+from keras_mp.fp8.selection import Decision, gains_from
 from keras_mp.lean.lean_model import lean_parts
 from keras_mp.qat.quantization_aware import decisions as quantization_decisions
 from keras_mp.qat.quantization_aware import mode_of

@@ -23,21 +23,20 @@ from keras_mp.loss_scaling.undone_step import ATOMIC, atomic_skip
 from keras_mp.loss_scaling.wrapping import wrap_optimizer
 from keras_mp.optimizer.inner_optimizer import check_unscaled
 from keras_mp.optimizer.state_slot import check_state_dtype, check_state_memory, is_narrow
-from keras_mp.precision.hardware import Support
-from keras_mp.precision.policy import choose_jit
-from keras_mp.rebuild.arguments import takes
-from keras_mp.rebuild.compiled import compile_arguments as arguments_of
+from keras_mp.precision.hardware import Support, choose_jit
 from keras_mp.rebuild.notes import original_class
+from keras_mp.rebuild.optimizers import compile_arguments as arguments_of
 from keras_mp.rebuild.optimizers import held_optimizers, unwrapped, without_default
 from keras_mp.rebuild.walk import LOW_PRECISION, check_is_model, compute_dtypes, layers_by_path
 from keras_mp.reporting.text import listed
 from keras_mp.stability.attention import attended_by
 from keras_mp.stability.sensitive import find
 from keras_mp.stability.stabilized import change_sensitive
+from keras_mp.system.argument_checks import takes
 from keras_mp.treatment.change import change, settled
 from keras_mp.treatment.waiting import forget, register_calls, waits
 
-engine = backend.engine_of(__package__)
+updates = backend.engine_of("keras_mp.optimizer")
 
 
 def prepare(
@@ -282,7 +281,7 @@ def _jit(model: keras.Model, compile_arguments: Mapping[str, Any]) -> Support:
         return Support(compile_arguments["jit_compile"], f"Jit: jit_compile={compile_arguments['jit_compile']!r}.")
     if compile_arguments.get("run_eagerly"):
         return Support(False, "Jit: run_eagerly=True.")
-    if not engine.can_jit():
+    if keras.backend.backend() == "tensorflow" and updates.replica_count() > 1:
         return Support(False, "Jit is off: XLA's program is for one device, and here are several replicas.")
     chosen = choose_jit("fp8" if _fp8_layers(model) else "")
     if not chosen.ok:

@@ -16,7 +16,7 @@ from keras_mp.rebuild.notes import FLOAT8, QAT
 from keras_mp.rebuild.optimizers import carry_slots, fresh_optimizer, leaves, optimizers_of, unwrapped
 from keras_mp.rebuild.walk import check_is_model
 from keras_mp.stability.stabilized import STABILIZED
-from keras_mp.system.one_of import one_of
+from keras_mp.system.argument_checks import one_of
 from keras_mp.treatment.change import check_built, undo
 from keras_mp.treatment.waiting import forget, register_calls, waiting, waits
 

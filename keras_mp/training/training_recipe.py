@@ -32,7 +32,7 @@ from typing import Annotated, Any
 import typer
 
 from keras_mp.parallel.cluster import find_cluster
-from keras_mp.system.one_of import did_you_mean
+from keras_mp.system.argument_checks import did_you_mean
 from keras_mp.system.quiet_import import import_keras
 
 FOLDER = Path("recipes")

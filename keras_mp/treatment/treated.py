@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.backend.common.calls import restored_policy
+from keras_mp.backend.common.keras_patches import restored_policy
 from keras_mp.backend.common.keras_private import functional_like_constructor, global_state
 from keras_mp.rebuild.arguments import by_arguments, hidden_arguments, with_hidden, with_left_out
 from keras_mp.rebuild.notes import (

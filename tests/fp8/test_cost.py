@@ -10,8 +10,8 @@ import keras_mp
 from keras_mp import convert
 from keras_mp.fp8 import Scalings
 from keras_mp.fp8.convert import decisions
-from keras_mp.fp8.cost import chip_for, step_cost
 from keras_mp.fp8.layers import Float8Layer
+from keras_mp.fp8.selection import chip_for, step_cost
 from keras_mp.precision.chips import CHIPS
 
 SHAPE = (8192, 4096, 16384)

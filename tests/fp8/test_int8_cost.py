@@ -10,8 +10,8 @@ import keras_mp
 from keras_mp import convert
 from keras_mp.fp8 import Scalings
 from keras_mp.fp8.convert import decisions
-from keras_mp.fp8.cost import GAINS_FROM, gains_from
 from keras_mp.fp8.layers import Float8Layer
+from keras_mp.fp8.selection import GAINS_FROM, gains_from
 
 
 def test_a_chip_that_nothing_is_known_of_is_refused():

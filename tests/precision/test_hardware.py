@@ -111,8 +111,9 @@ def test_vendor():
 
 
 def test_list_devices_counts_and_completes(monkeypatch):
-    infos = [*[DeviceInfo("tpu", "TPU v5 lite", "")] * 4, DeviceInfo("cpu", "Host", "")]
+    infos = [*[DeviceInfo("tpu", "TPU v5 lite", "")] * 4, DeviceInfo("cpu", "", "")]
     monkeypatch.setattr(backend, "local_devices", lambda: infos)
+    monkeypatch.setattr(hardware, "cpu_name", lambda: "Host")
     monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset({"amx_bf16"}))
     assert list_devices() == [
         Device("tpu", "TPU v5 lite", "v5e", CHIPS["v5e"], count=4),

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_mp.system.whole_number import whole_number
+from keras_mp.system.argument_checks import whole_number
 
 PACKAGE = Path(__file__).parents[2] / "keras_mp"
-# Each has a message of its own: a list of seeds or their number, and the index in TF_CONFIG.
-OTHER_CHECKS = {"parity.py", "cluster.py", "arguments.py"}
+# It has a message of its own: a list of seeds or their number.
+OTHER_CHECKS = {"parity.py"}
 
 
 def test_whole_numbers_pass_as_python_s_own():

@@ -65,7 +65,7 @@ class DeviceInfo(NamedTuple):
 
     Args:
         kind: "cpu", "gpu" or "tpu".
-        name: The name that the runtime gives it, such as "NVIDIA H200", "TPU v5 lite" or "AMD EPYC".
+        name: The name that the runtime gives it, such as "NVIDIA H200" or "TPU v5 lite"; "" of a CPU.
         architecture: Compute capability ("9.0"), LLVM target ("gfx942"), or "" where the runtime does not tell.
     """
 

@@ -13,12 +13,16 @@ from keras_mp.backend.jax.parts import is_on_one_device, part_of
 from keras_mp.backend.jax.tensors import (
     as_float4,
     as_tensor,
+    barrier,
     bitcast,
     dense,
+    gradient_scope,
     is_concrete,
+    lookups_wait,
     map_values,
+    no_allocation,
     places,
     to_numpy,
     values_of,
+    without_islands,
 )
-from keras_mp.backend.jax.transforms import barrier, gradient_scope, lookups_wait, no_allocation, without_islands

@@ -22,7 +22,7 @@ from keras_mp.backend.common.device import (
     chip_in_scope,
 )
 from keras_mp.backend.common.keras_patches import patched
-from keras_mp.system.host import cpu_name, peak_process_bytes
+from keras_mp.system.host import peak_process_bytes
 from keras_mp.system.quiet_import import has_chip, quiet_stderr
 
 
@@ -30,7 +30,7 @@ def local_devices() -> list[DeviceInfo]:
     """Lists the devices of JAX's platform, and the CPU."""
     devices = [_describe(device) for device in _start()]
     if all(device.kind != "cpu" for device in devices):
-        devices.append(DeviceInfo("cpu", cpu_name(), ""))
+        devices.append(DeviceInfo("cpu", "", ""))
     return best_first(devices)
 
 
@@ -106,7 +106,7 @@ def _look_quietly() -> None:
 
 def _describe(device: jax.Device) -> DeviceInfo:
     if device.platform == "cpu":
-        return DeviceInfo("cpu", cpu_name(), "")
+        return DeviceInfo("cpu", "", "")
     if device.platform == "tpu":
         return DeviceInfo("tpu", device.device_kind, "")
     return DeviceInfo("gpu", device.device_kind, getattr(device, "compute_capability", ""))

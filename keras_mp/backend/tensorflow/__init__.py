@@ -13,14 +13,17 @@ from keras_mp.backend.tensorflow.islands import without_islands
 from keras_mp.backend.tensorflow.tensors import (
     as_float4,
     as_tensor,
+    barrier,
     bitcast,
     dense,
+    gradient_scope,
     is_concrete,
     is_on_one_device,
+    lookups_wait,
     map_values,
+    no_allocation,
     part_of,
     places,
     to_numpy,
     values_of,
 )
-from keras_mp.backend.tensorflow.transforms import barrier, gradient_scope, lookups_wait, no_allocation

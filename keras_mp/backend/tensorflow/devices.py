@@ -16,7 +16,7 @@ from keras_mp.backend.common.device import (
     chip_in_scope,
 )
 from keras_mp.backend.common.keras_patches import patched
-from keras_mp.system.host import cpu_name, peak_process_bytes
+from keras_mp.system.host import peak_process_bytes
 
 
 def local_devices() -> list[DeviceInfo]:
@@ -62,7 +62,7 @@ _ANSWERS = {
 
 def _describe(device: tf.config.PhysicalDevice) -> DeviceInfo:
     if device.device_type == "CPU":
-        return DeviceInfo("cpu", cpu_name(), "")
+        return DeviceInfo("cpu", "", "")
     if device.device_type == "TPU":
         # TensorFlow does not say which generation a TPU is of.
         return DeviceInfo("tpu", "TPU", "")

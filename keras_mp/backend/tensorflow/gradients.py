@@ -50,3 +50,7 @@ def register_gradient(operation: str, gradient: Callable[..., Any]) -> None:
     """
     with suppress(KeyError):
         tf.RegisterGradient(operation)(gradient)
+
+
+# That of `barrier`.
+register_gradient("XlaOptimizationBarrier", lambda op, *upstream: upstream)

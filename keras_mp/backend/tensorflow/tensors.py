@@ -1,11 +1,17 @@
-"""Tensors and their bits."""
+"""Tensors and their bits, and functions that change how others are computed: in one kernel, without memory."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+# Private, because TensorFlow has no public barrier.
+from tensorflow.compiler.tf2xla.python import xla as tfxla
 
 
 def as_tensor(x: Any) -> Any:
@@ -91,3 +97,30 @@ def dense(gradient: Any) -> Any:
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
+
+
+def barrier(tensors: list[Any], others: list[Any]) -> list[Any]:
+    """Returns the tensors, unused before the others are there.
+
+    What is computed from them is not merged with the same computation elsewhere, so it is made anew.
+    """
+    # Without jit the operation copies, so of the others it is given one number.
+    others = [tf.reshape(other, [-1])[:1] for other in others]
+    return list(tfxla.optimization_barrier(*tensors, *others)[: len(tensors)])
+
+
+def gradient_scope() -> Callable[[], Any]:
+    """Makes the name scope of a custom gradient's backward pass."""
+    name = tf.get_current_name_scope()
+    return lambda: tf.name_scope(f"gradient_tape/{name}/")
+
+
+def no_allocation() -> Any:
+    """A scope that does nothing: TensorFlow's variables have values."""
+    return nullcontext()
+
+
+def lookups_wait() -> AbstractContextManager[None]:
+    """Scope that does nothing."""
+    # The gradient of a lookup is the rows that were looked up, and no zeros.
+    return nullcontext()
