@@ -199,7 +199,8 @@ def _prepare(
         for held in keras.tree.flatten(dict(arguments))
         if isinstance(held, keras.optimizers.Optimizer)
     }
-    jit = _jit(model, arguments)
+    layers = layers_by_path(model)
+    jit = _jit(layers, arguments)
     # Not "auto", by which Keras never jits on a CPU. Whether the layers support it, `_jit` has seen.
     jitted = {"jit_compile": jit.ok} if takes(model.compile, "jit_compile") else {}
     wrapped = keras.tree.map_structure(lambda value: used.get(id(value), value), dict(arguments))
@@ -213,7 +214,7 @@ def _prepare(
         atomic_skip(model)
     if verbose:
         below = " " * _LABEL
-        for label, words in (told | _told_after(model, jit)).items():
+        for label, words in (told | _told_after(model, layers, jit)).items():
             print(textwrap.fill(f"{label:<{_LABEL}}{words}", _WIDTH, subsequent_indent=below))
     return model
 
@@ -275,7 +276,7 @@ def _convert_arguments(fp8: Any) -> dict[str, Any] | None:
     raise TypeError(f"fp8={fp8!r} must be a bool, a scaling or its name, or a dict of arguments of convert")
 
 
-def _jit(model: keras.Model, compile_arguments: Mapping[str, Any]) -> Support:
+def _jit(layers: Mapping[str, keras.Layer], compile_arguments: Mapping[str, Any]) -> Support:
     """Whether to jit the step, and why: the reason begins behind the colon."""
     if "jit_compile" in compile_arguments:
         return Support(compile_arguments["jit_compile"], f"Jit: jit_compile={compile_arguments['jit_compile']!r}.")
@@ -283,10 +284,9 @@ def _jit(model: keras.Model, compile_arguments: Mapping[str, Any]) -> Support:
         return Support(False, "Jit: run_eagerly=True.")
     if keras.backend.backend() == "tensorflow" and updates.replica_count() > 1:
         return Support(False, "Jit is off: XLA's program is for one device, and here are several replicas.")
-    chosen = choose_jit("fp8" if _fp8_layers(model) else "")
+    chosen = choose_jit("fp8" if _fp8_layers(layers) else "")
     if not chosen.ok:
         return chosen
-    layers = layers_by_path(model)
     if keras.backend.backend() == "jax":
         # Keras rules out jit for augmentation because of TensorFlow's kernels. JAX would be 150 times slower without.
         for layer in layers.values():
@@ -300,8 +300,8 @@ def _jit(model: keras.Model, compile_arguments: Mapping[str, Any]) -> Support:
 _LABEL, _WIDTH = 11, 80  # characters
 
 
-def _fp8_layers(model: keras.Model) -> list[keras.layers.Layer]:
-    return [layer for layer in layers_by_path(model).values() if isinstance(layer, Float8Layer)]
+def _fp8_layers(layers: Mapping[str, keras.Layer]) -> list[keras.Layer]:
+    return [layer for layer in layers.values() if isinstance(layer, Float8Layer)]
 
 
 def _told_before(model: keras.Model, needed: Sequence[keras.layers.Layer]) -> dict[str, str]:
@@ -323,7 +323,7 @@ def _told_before(model: keras.Model, needed: Sequence[keras.layers.Layer]) -> di
     return told | {"float32": f"no {'other ' * ('float32' in dtypes)}layer needs it"}
 
 
-def _told_after(prepared: keras.Model, jit: Support) -> dict[str, str]:
+def _told_after(prepared: keras.Model, by_path: Mapping[str, keras.Layer], jit: Support) -> dict[str, str]:
     """What is said of the model that `prepare` returns, compiled, by the label of the line.
 
     They are three lines, and one more each on a TPU where layers attend, where weights are quantized, and where some
@@ -338,14 +338,14 @@ def _told_after(prepared: keras.Model, jit: Support) -> dict[str, str]:
         by.setdefault(words, []).append(name)
     if by:
         told["attention"] = "; ".join(f"{words} ({_layers(len(names))})" for words, names in by.items())
-    in_fp8 = _fp8_layers(prepared)
+    in_fp8 = _fp8_layers(by_path)
     told["fp8"] = f"products of {_named(in_fp8)}" if in_fp8 else "not used"
     told["optimizer"] = _optimizer(prepared)
     if jit.ok and not prepared.jit_compile:
         told["jit"] = "off: Keras says that this model does not support it"
     else:
         told["jit"] = f"{'on' if prepared.jit_compile else 'off'}: {jit.reason.partition(': ')[2].rstrip('.')}"
-    layers = layers_by_path(prepared).values()
+    layers = by_path.values()
     modes = Counter(layer.quantization_mode for layer in layers if layer.quantization_mode not in (None, "float8"))
     if modes:
         stored = " and ".join(f"{_layers(count)} in {mode}" for mode, count in sorted(modes.items()))
