@@ -177,7 +177,7 @@ def answer(
 
 
 def find_places(target: str | Sequence[str], strategy: str | None = None) -> list[Place]:
-    """Reads the chips that are asked about, as `advise` takes them; each is in the list once.
+    """Reads the chips that are asked about, each once.
 
     Raises:
         ValueError: If one is not known or none is named, or a strategy is not known or none of the targets names
@@ -350,7 +350,7 @@ def _compilers() -> int:
 
 @contextmanager
 def progress_of(chips: int, shown: bool) -> Iterator[Callable[[str, str, bool], None]]:
-    """Shows a bar on standard error where that is a terminal, and a line for each step elsewhere.
+    """Shows a bar on terminals, elsewhere a line a step.
 
     Yields:
         A function that takes the title of a chip, what is done for it, and whether that is its answer.

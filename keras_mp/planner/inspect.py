@@ -104,7 +104,7 @@ def inspect(
 
 
 def report_on(step: CompiledStep, precision: str, *, training: bool = True, plan: Plan | None = None) -> CompileReport:
-    """Reads a compiled step: products, memory, casts, collectives, times, advice. It can run in any thread.
+    """Reads a compiled step into a report, in any thread.
 
     Args:
         step: the compiled step, of one device or of a plan's.

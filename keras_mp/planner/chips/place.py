@@ -103,7 +103,7 @@ class Place:
 
 
 def find_place(name: str, strategy: str = "") -> Place:
-    """Reads a target: a chip, or with a number of chips, as `keras_mp.precision.chips.parse_target` does.
+    """Reads a target: a chip, or a number of chips.
 
     Args:
         name: the target.

@@ -127,7 +127,7 @@ def _check_number(name: str, chip: Chip, chips: int, sizes: tuple[int, ...], sev
 
 
 def missing_compiler(target: Target) -> str:
-    """Says which packages the target's compiler lacks, and the command that installs them; "" where it is installed."""
+    """Says how to install a target's missing compiler, or ""."""
     needed = {"cpu": ["jax"], "tpu": ["jax", "libtpu"], "cuda": ["jax", "jax_cuda13_plugin"]}[target.platform]
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if not missing:

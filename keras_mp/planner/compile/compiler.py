@@ -31,7 +31,7 @@ _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda13-pjrt", 
 
 
 def cache_folder() -> Path:
-    """Where results are kept: `$KERAS_MP_CACHE`, or `keras_mp` in the user's cache folder."""
+    """Finds the folder of kept results: `$KERAS_MP_CACHE`, or the user's."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "keras_mp"
     return Path(os.environ.get("KERAS_MP_CACHE") or default)
 
@@ -39,7 +39,7 @@ def cache_folder() -> Path:
 def compile_step(
     lowered: Lowered, target: Target, flags: Mapping[str, Any] | None = None, until: str = "code"
 ) -> CompiledStep:
-    """Compiles a step for a target, in a process of its own; the same step and target a second time is not compiled.
+    """Compiles a step for a target, once, in another process.
 
     What is kept is found by what the step computes, by the target and its flags, and by the compilers' versions.
 

@@ -20,14 +20,14 @@ _NAME = "sym_name"
 
 
 def step_hash(lowered: Lowered) -> str:
-    """Hashes what a step computes, and whose calls its operations belong to: equal of a model that is built again."""
+    """Hashes what a step computes, alike for a rebuilt model."""
     arguments = [repr((one.kind, one.shape, one.dtype, one.parts, one.holds)) for one in lowered.arguments]
     calls = [f"{call.kind} {call.number}" for call in lowered.calls]
     return _digest(lowered.backend, *arguments, *calls, program_hash(lowered.module))
 
 
 def program_hash(module: bytes) -> str:
-    """Hashes a module: each operation by its attributes, its types, its regions and the hashes of its operands."""
+    """Hashes a module's operations, each with those of its operands."""
     parsed = read_module(module)
     with parsed.context:
         hashing = _Hashing({ir.StringAttr(one.attributes[_NAME]).value: one for one in parsed.body.operations})

@@ -25,7 +25,7 @@ COMPILED, FROM_SHAPES = "compiled", "shapes alone"
 
 @dataclass(frozen=True)
 class ChipAdvice:
-    """Whether a chip holds a training step, and under which measures; a row of the report.
+    """A chip's row: whether, and how, a training step fits.
 
     Args:
         target: the chip as it was asked for, such as "rtx4090x4".
@@ -89,7 +89,7 @@ class ChipAdvice:
 
 @dataclass(frozen=True)
 class AdviceReport(Report):
-    """Which chips hold the training of a model, and what makes it fit.
+    """Which chips hold a model's training, and what helps.
 
     Args:
         model: the name of the model.

@@ -11,7 +11,7 @@ HOPELESS = 4.0
 
 
 class Unanswered(LookupError):
-    """The search cannot go on without the answer for a set of measures."""
+    """The search needs the answer for a set of measures."""
 
     def __init__(self, measures: Measures) -> None:
         super().__init__(measures.words)
@@ -19,14 +19,14 @@ class Unanswered(LookupError):
 
 
 class Answers(dict[Measures, float]):
-    """What is known of sets: a step's temporary memory by the room for it beside the state; at 1 or below it fits."""
+    """What is known of sets; at 1 one just fits."""
 
     def __missing__(self, measures: Measures) -> float:
         raise Unanswered(measures)
 
 
 def cheapest(ladders: Iterable[Sequence[Stage]], answers: Answers) -> Measures | None:
-    """Finds the first set that fits in one ladder after another.
+    """Finds the first set that fits, ladder after ladder.
 
     It starts anew with each answer, and comes to the same place: what it needs next depends on the answers alone.
 
@@ -44,7 +44,7 @@ def cheapest(ladders: Iterable[Sequence[Stage]], answers: Answers) -> Measures |
 
 
 def beginning_with(first: Measures, ladders: Iterable[Sequence[Stage]]) -> Iterator[Sequence[Stage]]:
-    """Yields ladders from the first set on that has these measures, of all that it has, and as many micro-batches.
+    """Yields ladders from the first set on with these measures.
 
     Of later ladders, sets that lack one of these measures are passed over, where the ladder has it at all.
 

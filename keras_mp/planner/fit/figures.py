@@ -27,13 +27,13 @@ def state_of(memory: Memory) -> int:
 
 
 def pressure(memory: Memory, capacity: int) -> float:
-    """What a step needs beside its state by the room for it; 1 or below where it fits."""
+    """What a step needs beside its state, by its room."""
     room = capacity - state_of(memory)
     return (memory.peak - state_of(memory)) / room if room > 0 else float("inf")
 
 
 def extrapolated(few: CompileReport, many: CompileReport, blocks: tuple[int, int], depth: int) -> CompileReport:
-    """The report of a step with all blocks of a model, from those of steps with few of its blocks.
+    """Extrapolates a report to all blocks, from steps with few.
 
     Memory and times are on the line through both; products and all else that is listed are those of the step with more.
 
@@ -63,7 +63,7 @@ def extrapolated(few: CompileReport, many: CompileReport, blocks: tuple[int, int
 
 
 def on_line(few: Any, many: Any, times: Fraction) -> Any:
-    """A figure of a model with all blocks, on the line through those with few of them and with more.
+    """Extrapolates a figure to all blocks, along a line.
 
     What falls from few blocks to more is taken as it is: more of them do not make it smaller.
 
@@ -84,7 +84,7 @@ def on_line(few: Any, many: Any, times: Fraction) -> Any:
 
 
 def memory_by_shapes(arguments: Sequence[Argument], measures: Measures, plan: Plan | None, capacity: int) -> Memory:
-    """The least that a step takes on one device, whatever the compiler does.
+    """The least that a step takes, whatever the compiler does.
 
     Gradients are not counted: a compiler may use each as soon as it is there.
 
@@ -121,7 +121,7 @@ def _on_one_device(argument: Argument, plan: Plan | None) -> Argument:
 
 
 def is_on_line(few: Counter[Any], many: Counter[Any], whole: Counter[Any], times: Fraction) -> bool:
-    """Whether a model has, of each kind of layer, what it has by the line through models with fewer blocks.
+    """Whether a model's layers grow with its blocks on lines.
 
     So a model whose config does not say all of it, as one with LoRA or frozen weights, is not on the line, nor is one
     whose blocks alternate otherwise.

@@ -116,7 +116,7 @@ _STRATEGIES = {"": PLAIN, "data": PLAIN, "fully_sharded": TIME, "tensor": TIME}
 
 @dataclass(frozen=True)
 class Measures:
-    """Changes of a training step so that it takes less memory.
+    """Changes of a training step that save memory.
 
     Args:
         precision: the policy that pays on the chip: "float32", "mixed_float16" or "mixed_bfloat16".
@@ -191,7 +191,7 @@ Helps = Callable[[Measures, Measure], bool]
 def ladders(
     precision: str, strategies: Sequence[str], rows: Callable[[str], int], helps: Helps
 ) -> Iterator[list[Stage]]:
-    """Yields the stages of all strategies, in order of what they change.
+    """Yields the stages of all strategies, least change first.
 
     Every strategy comes with what trains in the same way first, and then with what trains in another. Where weights and
     states alone are larger than the memory, shapes say so of all sets before, and none of them is compiled.
@@ -214,7 +214,7 @@ def ladders(
 
 
 def stages(base: Measures, rows: int, helps: Helps) -> list[Stage]:
-    """Lists all sets of measures of a strategy that train in the same way, in order of what they cost.
+    """Lists a strategy's sets of measures, least cost first.
 
     Each measure comes with those before it but micro-batches, without which the next is tried first.
 
@@ -242,7 +242,7 @@ def stages(base: Measures, rows: int, helps: Helps) -> list[Stage]:
 
 
 def parts(rows: int) -> list[int]:
-    """The numbers of micro-batches that rows can be divided into: powers of two that divide them, and the rows."""
+    """Numbers of micro-batches that rows divide into: powers of two."""
     numbers = [2**power for power in range(1, rows.bit_length()) if rows % 2**power == 0]
     return numbers if not rows > 1 or rows in numbers else [*numbers, rows]
 

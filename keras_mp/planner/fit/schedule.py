@@ -30,7 +30,7 @@ DOUBTED = 1.3
 
 
 def holds_for(question: Question, answer: Compiled, place: Place) -> bool:
-    """Whether an answer is that for another chip of the family, too, as far as fitting goes."""
+    """Whether an answer holds for another chip of its family."""
     asked = question.place
     if place.chip.name == asked.chip.name:
         return True
@@ -88,7 +88,7 @@ def usable(place: Place) -> int:
 
 
 class Schedule:
-    """The questions about a step for several chips, and what was learned.
+    """Questions about a step for several chips, and their answers.
 
     Args:
         step: the step that is asked about.

@@ -32,7 +32,7 @@ WITHOUT_CODE = (
 
 @dataclass(frozen=True)
 class Question:
-    """What a step takes on a chip under a set of measures.
+    """What a step takes on a chip, under some measures.
 
     Args:
         place: the chip.
@@ -62,7 +62,7 @@ class Question:
 
 
 class Compiled(NamedTuple):
-    """A step that was compiled, or of a deep model steps with few blocks.
+    """A compiled step, or a deep model's with few blocks.
 
     Attributes:
         report: the report on the step.

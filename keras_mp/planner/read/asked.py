@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Asking(NamedTuple):
-    """Where an operation stands, and how often a step runs it.
+    """The place of an operation, and its runs a step.
 
     Args:
         op: the number of the operation, after the numbers of the calls that lead to it: "12" or "7/31". Compiled
@@ -25,7 +25,7 @@ class Asking(NamedTuple):
 
 
 class Array(NamedTuple):
-    """An operand: its element type by XLA's name, and its dimensions."""
+    """An operand: XLA's name of its type, and dimensions."""
 
     dtype: str
     dimensions: tuple[int, ...]
@@ -33,7 +33,7 @@ class Array(NamedTuple):
 
 @dataclass(frozen=True)
 class Contraction:
-    """A dot, a convolution, or a kernel that stands for several.
+    """A dot, a convolution, or a kernel for several.
 
     Args:
         at: the place where it stands.
@@ -71,7 +71,7 @@ class Contraction:
 
 @dataclass(frozen=True)
 class LowOperation:
-    """An exponential or a sum in 16 bits: its kind, as `findings.Sensitive` has it, and its size."""
+    """An exponential or sum in 16 bits, and its size."""
 
     at: Asking
     kind: str

@@ -25,7 +25,7 @@ _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
 
 @dataclass(frozen=True)
 class Collective:
-    """The collectives of one kind and dtype that a layer has in a step.
+    """A layer's collectives of one kind and dtype.
 
     Args:
         kind: the kind as XLA writes it, such as "all-gather".
@@ -57,7 +57,7 @@ def collectives(
     layer_of: Callable[[Instruction, Instruction | None, int], str] = lambda collective, fusion, place: UNATTRIBUTED,
     products: Collection[str] = (),
 ) -> list[Collective]:
-    """Lists the collectives of a compiled module, those with the most bytes on the wire first.
+    """Lists a compiled module's collectives, most bytes sent first.
 
     Args:
         devices: the number of devices that run it: the group of a collective that names none.
@@ -83,7 +83,7 @@ def collectives(
 
 
 def wire_of_kernels(module: Module, devices: int) -> dict[str, int]:
-    """The bytes that a device sends, on a ring, each time that an instruction of these names is started."""
+    """Bytes that a device sends, each time these instructions start."""
     wires: dict[str, Fraction] = defaultdict(Fraction)
     for sent, _ in _sent(module):
         wires[sent.kernel.name] += sent.padded.size * ring_share(sent.kind, _group(sent, devices))
@@ -95,7 +95,7 @@ def _group(sent: _Sent, devices: int) -> int:
 
 
 def ring_share(kind: str, group: int) -> Fraction:
-    """The part of an array's bytes that each device of a ring sends in a collective; 0 where a device is alone."""
+    """The part of an array that a ring's device sends."""
     if kind in ("collective-permute", "collective-broadcast"):
         return Fraction(1)
     share = Fraction(group - 1, group)
@@ -269,7 +269,7 @@ _PRODUCTS = ("dot", "convolution")
 
 
 def beside_products(module: Module, products: Collection[str] = ()) -> set[str]:
-    """Names of the kernels that start a collective, or a copy, beside which a product runs.
+    """Names kernels that start a collective or copy beside products.
 
     Beside a collective whose start and end stand apart runs what is between; beside one that a TPU runs in steps, what
     is in the same kernels as these.
@@ -310,7 +310,7 @@ def _multiplies(module: Module, instruction: Instruction, products: Collection[s
 
 
 def chains(module: Module, instruction: Instruction) -> set[str]:
-    """The collectives of which an instruction runs a step, by the numbers that a TPU's compiler gives them."""
+    """Numbers of the collectives of which an instruction runs steps."""
     if instruction.opcode != "fusion":
         return set()
     matches = (_CHAIN.search(inner.attributes) for inner in module.inside(instruction))

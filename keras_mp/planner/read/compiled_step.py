@@ -15,7 +15,7 @@ from keras_mp.planner.read.hlo import Instruction, Module
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """A step, and what the compiler of a target made of it.
+    """A step, and what a target's compiler made of it.
 
     Products, memory, collectives, casts and times are functions of it.
 

@@ -26,12 +26,12 @@ def is_assigned(folder: Path, platform: str) -> bool:
 
 
 def compiled_text(folder: Path) -> str:
-    """The compiled module; on TPUs without the cycles of its kernels, which libtpu estimates with the code."""
+    """The compiled module, on TPUs without its kernels' cycles."""
     return _read(folder, _MODULE)
 
 
 def assigned_memory(folder: Path, platform: str) -> dict[str, int]:
-    """The statistics of `CompiledMemoryStats` but for the code, in bytes of the chip's main memory.
+    """Statistics of the chip's main memory, without the code.
 
     For GPUs they are the same, but the peak has the gaps between arrays when memory is fullest. For TPUs there is no
     peak: that structure's own, of libtpu 0.0.42, has the chip's vector memory, and its temporary memory the gaps twice.
@@ -82,7 +82,7 @@ class Refusal:
 
 
 def refusal_in(text: str) -> Refusal | None:
-    """Finds the refusal in what a compiler printed; None where it failed for another reason."""
+    """Finds a refusal in what a compiler printed, or None."""
     match = _OUT_OF_MEMORY.search(text)
     if match is None:
         return None

@@ -14,7 +14,7 @@ _MOVES = {"convert", "bitcast", "copy", "transpose", "reshape", "parameter", "fu
 
 @dataclass(frozen=True)
 class Sensitive:
-    """An exponential or a sum that the step asks for in 16 bits.
+    """An exponential or a sum asked for in 16 bits.
 
     Args:
         layer: path of the layer, or "unattributed".
@@ -49,7 +49,7 @@ class Casts:
 
 @dataclass(frozen=True)
 class Float32Work:
-    """The float32 arrays that a layer's kernels write, forward and backward.
+    """Float32 arrays that a layer's kernels write.
 
     Args:
         layer: the path of the layer.
@@ -83,7 +83,7 @@ def sensitive(step: CompiledStep) -> list[Sensitive]:
 
 
 def casts(step: CompiledStep) -> list[Casts]:
-    """Lists the casts between floating-point dtypes that the step asks for, the most bytes first."""
+    """Lists the casts between floats, the most bytes first."""
     counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for entry in step.asked.casts:
         if entry.source in NAMES and entry.target in NAMES and entry.source != entry.target:
@@ -95,7 +95,7 @@ def casts(step: CompiledStep) -> list[Casts]:
 
 
 def cast_kernels(step: CompiledStep) -> tuple[int, int]:
-    """Counts the kernels that do nothing but cast and move, and the bytes that they read and write in a step."""
+    """Counts kernels that only cast and move, and their bytes."""
     count = size = 0
     for kernel, repeats in step.module.kernels():
         opcodes = {instruction.opcode for instruction in step.module.inside(kernel)}
@@ -106,7 +106,7 @@ def cast_kernels(step: CompiledStep) -> tuple[int, int]:
 
 
 def float32_work(step: CompiledStep) -> list[Float32Work]:
-    """Adds up the float32 arrays that each layer's kernels write, the largest first.
+    """Adds up float32 arrays by layer, the largest first.
 
     What no layer's call names, such as the optimizer's update, is left out.
     """

@@ -49,7 +49,7 @@ _NUMBERS = re.compile(r"keras_mp\.op\.(\d+)")
 
 
 class Shape(NamedTuple):
-    """One array: its element type as XLA writes it, its dimensions, and whether it is in the own memory of a core."""
+    """An array: element type, dimensions, whether a core holds it."""
 
     dtype: str
     dimensions: tuple[int, ...]
@@ -63,7 +63,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction, whose attributes are read when they are first asked for, and once.
+    """An instruction, whose attributes are read when asked for.
 
     Args:
         name: the name of the instruction in the module.
@@ -206,7 +206,7 @@ class Module:
 
 
 def is_work(instruction: Instruction, module: Module, products: Collection[str] = ()) -> bool:
-    """Whether an instruction is a kernel that computes, or moves arrays within the chip.
+    """Whether an instruction computes, or moves arrays on the chip.
 
     A collective is counted by the links that it crosses. A copy that starts and ends apart brings an array that the
     kernel which reads it counts: to count both would read the array twice.
@@ -231,7 +231,7 @@ def _is_transfer(instruction: Instruction, module: Module) -> bool:
 
 
 def moved_bytes(kernel: Instruction, module: Module) -> int:
-    """The bytes that a kernel moves between the chip's memory and a core, if each array crosses once.
+    """Bytes that a kernel moves, if each array crosses once.
 
     An array in the own memory of a TPU's core crosses only if a copy brought it there, which counts here. What a step
     of a collective hands on to the next does not cross. Of an array that a kernel in a loop reads or changes in part,
@@ -309,7 +309,7 @@ def _handed_on(kernel: Instruction, module: Module) -> tuple[set[int], set[int]]
 
 
 def long_name(dtype: str) -> str:
-    """Keras's name of an element type; XLA's own where Keras has none."""
+    """Keras's name of an element type, or else XLA's."""
     return NAMES.get(dtype) or _INTEGERS.get(dtype, dtype)
 
 

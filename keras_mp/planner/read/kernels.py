@@ -46,7 +46,7 @@ class Kernel(NamedTuple):
 
 
 def kernel_of(call: Any, constant: Callable[[Any], np.ndarray | None]) -> Kernel | None:
-    """Reads a custom call of StableHLO; None where it is no kernel that is known to compute.
+    """Reads a custom call of a known kernel, or None.
 
     Args:
         call: the operation.
@@ -135,7 +135,7 @@ def _bits(dtype: str) -> int:
 
 
 def walk(operation: Any) -> Iterator[Any]:
-    """Yields what is in the regions of an operation; an operation may be erased when it has been yielded."""
+    """Yields operations of regions; one may then be erased."""
     for region in operation.regions:
         for block in region.blocks:
             for view in list(block.operations):

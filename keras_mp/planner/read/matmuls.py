@@ -32,7 +32,7 @@ OPERATIONS_NOT_KNOWN = "operations not known"
 
 @dataclass(frozen=True)
 class Matmul:
-    """One dot or convolution of a step, or a kernel that stands for several.
+    """A product of a step, or a kernel for several.
 
     Args:
         layer: path of the layer whose call it belongs to, or "unattributed".
@@ -86,17 +86,17 @@ class Matmul:
 
 
 def dtype_pair(dtypes: Sequence[str]) -> str:
-    """Writes the dtypes of two operands, once if they are the same."""
+    """Writes two operands' dtypes, once if they are the same."""
     return " x ".join(dict.fromkeys(dtypes)) or "none"
 
 
 def in_few_bits(dtypes: Sequence[str]) -> bool:
-    """Whether there are operands, all of them floats of 8 or 4 bits."""
+    """Whether all operands are floats of 8 or 4 bits."""
     return bool(dtypes) and all(dtype.startswith(("float8", "float4")) for dtype in dtypes)
 
 
 def peak_of(dtypes: Sequence[str], chip: Chip) -> float:
-    """The peak of a chip for products of operands of these dtypes, in operations per second.
+    """A chip's peak for operands, in operations per second.
 
     TPUs multiply float32 operands as bfloat16 unless more is asked for; NVIDIA's since A100 as TensorFloat-32. INT8
     counts at the rate of 16 bits where the chip's own is not in the table: no chip with INT8 units falls below that.
@@ -118,12 +118,12 @@ def peak_of(dtypes: Sequence[str], chip: Chip) -> float:
 
 
 def seconds(matmul: Matmul, chip: Chip) -> float:
-    """What a product takes at the peak of a chip for its operands as compiled."""
+    """What a product takes at the chip's peak, as compiled."""
     return matmul.flops / (peak_of(matmul.compiled or matmul.asked, chip) / chip.devices)
 
 
 def join(step: CompiledStep) -> list[Matmul]:
-    """Joins what was asked with what was compiled: an entry for each dot, convolution and kernel of the step."""
+    """Joins asked and compiled products, an entry for each."""
     asked, module = step.asked.contractions, step.module
     made = _made(module, step.target.platform)
     compiled = {}
@@ -173,7 +173,7 @@ def join(step: CompiledStep) -> list[Matmul]:
 
 @dataclass(frozen=True)
 class Made:
-    """A dot or convolution of the compiled module: dtypes by Keras's names, the kernel by its library's.
+    """A compiled product, with the library of its kernel.
 
     `elements` are those of its operands, the smaller first, and of its result.
     """

@@ -37,7 +37,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of one step, in bytes; where several devices share it, of one of them.
+    """The memory of one step on one device, in bytes.
 
     Args:
         parameters: the weights, those that do not train included.
@@ -85,7 +85,7 @@ class Memory:
 
 
 def measure(step: CompiledStep) -> Memory:
-    """Reads the compiler's statistics, and says what is behind them; of a step that it refuses, what it says itself."""
+    """Reads the compiler's statistics, or what it refuses."""
     if step.refused is not None:
         return _refused(step.lowered, step.refused)
     chip, statistics = step.target.chip, step.statistics

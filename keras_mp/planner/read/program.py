@@ -36,7 +36,7 @@ _KEEPS_A_WEIGHT = {
 
 
 def read_module(module: bytes) -> Any:
-    """Parses a module: StableHLO as text or MLIR bytecode; it lives in a context of its own."""
+    """Parses a module in a context of its own."""
     parsed = ir.Module.parse(module, context=mlir.make_ir_context())
     if b"mhlo\0" not in module:  # the dialect, as bytecode lists it: TensorFlow's
         return parsed
@@ -49,7 +49,7 @@ def read_module(module: bytes) -> Any:
 
 
 def remove_dead(module: Any) -> None:
-    """Removes what no result depends on, as every compiler does: the gradient of a batch, for one."""
+    """Removes what no result depends on, as compilers do."""
     with module.context:
         pure = {
             ir.StringAttr(function.attributes["sym_name"]).value
@@ -80,7 +80,7 @@ def _callee(call: Any) -> str:
 
 
 def number_operations(module: Any) -> list[str]:
-    """Names operation i of the module keras_mp.op.i; compilers carry names into what they make of operations.
+    """Names operations keras_mp.op.i, which compilers carry on.
 
     An operation of a function that is called has, in the compiled module, the call's name before its own.
 
@@ -102,7 +102,7 @@ def number_operations(module: Any) -> list[str]:
 
 
 def read(module: Any) -> Asked:
-    """Numbers the operations of a module, removes what no result depends on, and lists what the rest asks for."""
+    """Numbers a module's operations, and lists what it asks for."""
     names = number_operations(module)
     remove_dead(module)
     with module.context:

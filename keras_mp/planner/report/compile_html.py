@@ -13,7 +13,7 @@ from keras_mp.reporting.text import byte_size
 
 
 def page(report: Compilation) -> str:
-    """The page as text: the answer, two bars, and the tables of the terminal, folded."""
+    """Writes the page: answer, bars, and folded tables."""
     parts = [
         f"<h1>{escape(report.model)} on {escape(report.title)}</h1>",
         *(sentence.html() for sentence in told.answer(report)),
@@ -28,7 +28,7 @@ def page(report: Compilation) -> str:
 
 
 def picture(report: Compilation) -> str:
-    """Memory at the peak and operations by dtype, a bar for each precision that was compiled, as SVG."""
+    """Draws memory and operations, a bar for each precision."""
     reports = {report.precision: report, **report.compared}
     memory = {
         f"{name}: {byte_size(other.memory.peak)}": told.drawn_parts(other.memory) for name, other in reports.items()

@@ -20,7 +20,7 @@ class CheckError(AssertionError):
 
 @dataclass(frozen=True)
 class CompileReport(Compilation, PicturedReport):
-    """The result of compiling one step of a model for a chip.
+    """The result of compiling a model's step for a chip.
 
     The picture has memory and operations by dtype, a bar for each precision.
     """

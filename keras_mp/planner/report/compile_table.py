@@ -27,7 +27,7 @@ UNALIGNED = "unaligned sizes"
 
 
 def answer(report: Compilation) -> list[Sentence]:
-    """Whether the step fits, what it takes, in which precision, what is sent, what to change."""
+    """Says whether the step fits, and what to change."""
     step = "training step" if report.training else "inference step"
     batch = [*report.batch[:_ARRAYS], *(["..."] if len(report.batch) > _ARRAYS else [])]
     what = f"a {step} on {', '.join(batch)} in {report.precision}, for {place(report)}"
@@ -57,7 +57,7 @@ def answer(report: Compilation) -> list[Sentence]:
 
 
 def tables(report: Compilation) -> dict[str, list[RenderableType]]:
-    """The tables behind the answer, by name; those that have no row are left out."""
+    """Tables behind the answer, by name, without empty ones."""
     drawn: dict[str, list[Any]] = {
         "products": [_matmuls(report.matmuls, report.flops), _unaligned(report.matmuls, report.flops)],
         "memory": [_memory(report), largest(report)],
@@ -75,7 +75,7 @@ def tables(report: Compilation) -> dict[str, list[RenderableType]]:
 
 
 def place(report: Compilation) -> str:
-    """The chip, or how many devices of it and how they share the step."""
+    """The chip, or how several share the step."""
     return f"{report.devices} devices of {report.title}, {report.strategy}" if report.strategy else report.title
 
 
@@ -89,7 +89,7 @@ def headline(report: Compilation) -> str:
 
 
 def compiled_with(report: Compilation) -> str:
-    """The compilers, and how they were told to compile, in a line."""
+    """Names the compilers and their options, in a line."""
     chip = CHIPS.get(report.target)
     others = {"google": ("cuda",), "nvidia": ("libtpu",)}.get(chip.vendor, ()) if chip else ("cuda", "libtpu")
     used = {name: text for name, text in report.versions.items() if not any(other in name for other in others)}
@@ -99,7 +99,7 @@ def compiled_with(report: Compilation) -> str:
 
 
 def room(report: Compilation) -> tuple[str, str]:
-    """Whether the step fits in the memory of the chip, and what is left or missing: a label and a sentence."""
+    """Says whether the step fits, and what is left."""
     memory = report.memory
     peak = byte_size(memory.peak)
     if not memory.capacity:
@@ -113,7 +113,7 @@ def room(report: Compilation) -> tuple[str, str]:
 
 
 def memory_parts(memory: Memory) -> dict[str, int]:
-    """What takes memory at the peak, by name, those that take any."""
+    """Names what takes memory at the peak."""
     rest = max(0, memory.peak - memory.parameters - memory.optimizer - memory.temporary)
     parts = {
         "weights": memory.parameters,
@@ -331,7 +331,7 @@ def memory_rows(report: Compilation) -> list[tuple[str, int]]:
 
 
 def optimizer_title(memory: Memory) -> str:
-    """What a report calls the optimizer's variables: with their dtype where that is not float32."""
+    """Names the optimizer's variables, with a dtype other than float32."""
     dtype = memory.optimizer_dtype
     return "optimizer" if dtype == "float32" else f"optimizer, {dtype}"
 
@@ -459,7 +459,7 @@ def _link_time(report: Compilation) -> str:
 
 
 def sizes(matmul: Matmul) -> str:
-    """The sizes of a product, and how often a step runs it."""
+    """Writes a product's sizes, and its runs a step."""
     return " x ".join(map(str, matmul.sizes)) + (f" ({matmul.repeats} times)" if matmul.repeats > 1 else "")
 
 
@@ -471,7 +471,7 @@ def short(dtypes: tuple[str, ...]) -> str:
 
 
 def scaled(number: float) -> str:
-    """Writes a number with three digits and a prefix: 1.23 G."""
+    """Writes a number in three digits and prefix: 1.23 G."""
     for prefix, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= factor:
             return f"{number / factor:.3g} {prefix}"

@@ -47,7 +47,7 @@ def suggest(
     precision: str,
     step_seconds: float = 0.0,
 ) -> list[Advice]:
-    """Suggests changes to a compiled step: first what makes it run or makes it right, then what gains the most time.
+    """Suggests changes to a compiled step, the most urgent first.
 
     Args:
         matmuls: the dots and convolutions of the step.
@@ -180,7 +180,7 @@ def _sizes(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
 
 
 def patterns(layers: Sequence[str]) -> list[str]:
-    """Names of layers, each once; equal layers of repeated blocks are one."""
+    """Names layers, those of repeated blocks once."""
     blocks: dict[str, list[str]] = defaultdict(list)
     for layer in dict.fromkeys(layers):
         blocks[without_numbers(layer)].append(layer)
@@ -188,7 +188,7 @@ def patterns(layers: Sequence[str]) -> list[str]:
 
 
 def named(layers: Sequence[str]) -> str:
-    """Three of some layers, and how many others; equal layers of repeated blocks are one."""
+    """Names three layers, and counts the others."""
     unique = patterns(layers)
     shown = ", ".join(repr(shorten_middle(layer, _LAYER)) for layer in unique[:3])
     return shown if len(unique) <= 3 else f"{shown} and {len(unique) - 3} more"

@@ -29,7 +29,7 @@ _SIMPLE = {
 
 
 def arithmetic_seconds(kernel: Instruction, module: Module, chip: Chip) -> float:
-    """What the arithmetic of a kernel takes where nothing else limits it; 0 on chips that are not NVIDIA's.
+    """What a kernel's arithmetic takes; 0 on others than NVIDIA's.
 
     Args:
         kernel: a kernel that is no product.

@@ -14,7 +14,7 @@ from keras_mp.reporting.text import listed
 
 @dataclass(frozen=True)
 class Roofline:
-    """What the chip's rates allow at best, in seconds. An estimate: no kernel reaches either rate.
+    """Least seconds at the chip's rates, which no kernel reaches.
 
     Args:
         seconds: the larger of the two below.
@@ -36,7 +36,7 @@ class Roofline:
 
 @dataclass(frozen=True)
 class LinkTime:
-    """How long a step's collectives take at the rate of the chip's links. An estimate: no collective reaches it.
+    """Seconds of collectives at the links' rate, which none reaches.
 
     How much of it passes while the chip computes is decided when the step runs.
 
@@ -74,7 +74,7 @@ def estimate(matmuls: Sequence[Matmul], module: Module, chip: Chip) -> Roofline:
 
 
 def impossible(matmuls: Sequence[Matmul], roofline: Roofline, predicted: float, chip: Chip) -> str:
-    """Says where a predicted time is below what the products that a step asks for take at the chip's peak rate.
+    """Says where a prediction is below the peak rate's time.
 
     Args:
         matmuls: the products, also those of which nothing was found in the compiled step.
@@ -98,7 +98,7 @@ def impossible(matmuls: Sequence[Matmul], roofline: Roofline, predicted: float, 
 
 
 def link_time(collectives: Sequence[Collective], chip: Chip) -> LinkTime | None:
-    """How long collectives take at the rate of a chip's links; None where that is not known, or nothing is sent."""
+    """Time of collectives at the links' rate, or None."""
     if chip.link is None or not collectives:
         return None
     wire, covered = (sum(getattr(collective, name) for collective in collectives) for name in ("wire", "covered"))

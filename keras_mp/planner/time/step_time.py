@@ -65,7 +65,7 @@ EFFICIENCIES: Mapping[str, Efficiency] = MappingProxyType(
 
 
 class Links(NamedTuple):
-    """What collectives reach, of which each device sends as much as on a ring.
+    """What collectives reach, each as on a ring.
 
     Args:
         share: the share of the links' bandwidth.
@@ -96,7 +96,7 @@ VECTOR: Mapping[str, float] = MappingProxyType({"v4": 1 / 64, "v5e": 1 / 32, "v5
 
 
 def generation_of(chip: Chip) -> str:
-    """The key in `EFFICIENCIES`; a generation without a table of its own takes the nearest's."""
+    """The key in `EFFICIENCIES`, or that of the nearest generation."""
     if chip.vendor == "google":
         return "v7x" if chip.name == "v7x" else "v6e"
     major, _, minor = chip.architecture.partition(".")
@@ -106,7 +106,7 @@ def generation_of(chip: Chip) -> str:
 
 
 def computing_seconds(flops: float, peak: float, bits: int, chip: Chip, of: Efficiency, kind: str = "dot") -> float:
-    """What the operations of a large product or convolution take where nothing else limits it.
+    """What a large product takes if nothing else limits it.
 
     Args:
         flops: the floating-point operations.
@@ -123,7 +123,7 @@ def computing_seconds(flops: float, peak: float, bits: int, chip: Chip, of: Effi
 
 
 def scoring_seconds(flops: float, features: int, chip: Chip) -> float:
-    """What attention takes on a TPU's vector units, by the operations of its products; 0 where it is not known."""
+    """What attention takes on a TPU's vector units, or 0."""
     rate = chip.peak["bfloat16"] / chip.devices * VECTOR.get(chip.name, math.inf)
     return OPERATIONS * flops / (2 * features * rate)
 
@@ -144,7 +144,7 @@ def product_seconds(computing: float, moved: float, chip: Chip, of: Efficiency) 
 
 
 def link_seconds(wire: float, chip: Chip, of: Links) -> float:
-    """What a collective takes by the bytes that a device sends on a ring; 0 where it sends none, or has no links."""
+    """What a collective takes by bytes sent, or 0."""
     if not wire or chip.link is None:
         return 0.0
     return of.start + wire / (chip.link.bandwidth / chip.devices * of.share)
@@ -163,7 +163,7 @@ def padded(matmul: Matmul, chip: Chip) -> float:
 
 
 def transfer_seconds(moved: float, chip: Chip, of: Efficiency, computing: float = 0.0) -> float:
-    """What any other kernel takes, by the bytes that it reads and writes, and the seconds of its arithmetic."""
+    """What other kernels take, by bytes moved and arithmetic."""
     moving = moved / (chip.bandwidth / chip.devices * of.stream)
     return of.start + (computing**2 + moving**2) ** 0.5
 
@@ -253,7 +253,7 @@ def _unscored(matmuls: Sequence[Matmul], module: Module, chip: Chip) -> str:
 
 
 def between_steps(chip: Chip, chips: int, seconds: float) -> str:
-    """Says that a step is too small for its time to be in its program; "" of others."""
+    """Says that a step is too small; "" of others."""
     if chip.vendor != "google" or chips <= (8 if chip.name in ("v5e", "v6e") else 4) or seconds >= 0.1:
         return ""  # as many chips as a host may have
     return "it takes less than 0.1 s on several hosts, whose own work between steps is not in it"
@@ -365,7 +365,7 @@ def _bits(dtypes: Sequence[str]) -> int:
 
 
 class Interval(NamedTuple):
-    """A range of the time by the predicted one, of published runs of a class that XLA compiled.
+    """A range of times by the predicted one, as published.
 
     Nine of ten runs that are like them are in it: it is a conformal interval, around the median.
 
@@ -388,7 +388,7 @@ INTERVALS: Mapping[str, Interval] = MappingProxyType({name: Interval(*figures) f
 
 
 def classes(chip: Chip, dominant: str) -> tuple[str, ...]:
-    """The classes of a step by chip and by what takes most of its time, from the narrowest to the widest."""
+    """Classes of a step by chip and bottleneck, narrowest first."""
     tpu = chip.vendor == "google"
     ours = chip.title if tpu else f"GPUs of compute capability {generation_of(chip)}"
     wider = "TPUs" if tpu else "NVIDIA's GPUs"
@@ -396,7 +396,7 @@ def classes(chip: Chip, dominant: str) -> tuple[str, ...]:
 
 
 def interval_of(chip: Chip, time: StepTime) -> tuple[str, Interval]:
-    """The narrowest class of a step that has an interval, and the interval."""
+    """The narrowest class with an interval, and the interval."""
     return next((name, INTERVALS[name]) for name in classes(chip, time.dominant) if name in INTERVALS)
 
 
