@@ -517,7 +517,7 @@ def _option(name: str, value: int | None) -> list[str]:
 
 
 def main() -> None:
-    """Runs the command; a mistake of the user's is one line, without a traceback."""
+    """Runs the command; a user's mistake is one line."""
     try:
         app()
     except (ValueError, ImportError, OSError, TypeError, RuntimeError) as error:

@@ -71,7 +71,7 @@ _NUMBER = "num_layers"
 
 
 class Change(NamedTuple):
-    """A change of a model, in place: a public function, and its arguments beside the model.
+    """A change of a model in place: function and arguments.
 
     Args:
         name: "narrow_frozen", "make_lean" or "change_optimizer".
@@ -84,7 +84,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class LoweredStep(Lowered):
-    """One step of a model as StableHLO, and what a report says of the model.
+    """One step as StableHLO, and what reports say of it.
 
     Args:
         precision: the model's precision, as `inspect` names it.
@@ -99,7 +99,7 @@ class LoweredStep(Lowered):
 
 @dataclass(frozen=True)
 class Outline:
-    """What is known of a model that trains without its step's program.
+    """What is known of a model without its step's program.
 
     Args:
         parameters: the number of elements of its weights.
@@ -274,9 +274,10 @@ class Source:
 def lower_step(
     model: keras.Model, batch: Any, *, training: bool, chip: TracedChip, plan: Plan | None = None
 ) -> LoweredStep:
-    """Lowers one step of a model as `fit` or `predict` would run it; nothing is executed.
+    """Lowers one step of a model; nothing is executed.
 
-    What `fit` creates before its first step, the optimizer's variables and the metrics', is created here too.
+    It is the step as `fit` or `predict` would run it. What `fit` creates before its first step, the optimizer's
+    variables and the metrics', is created here too.
 
     Args:
         model: a built model, compiled if `training`.
@@ -314,13 +315,16 @@ def lower_step(
 
 
 def policy_on(chip: Chip) -> str:
-    """The policy in which training pays on a chip: bfloat16 if it has it, else float16, else float32."""
+    """Chooses the policy in which training pays on a chip.
+
+    It is bfloat16 if the chip has it, else float16, else float32.
+    """
     device = Device("tpu" if chip.vendor == "google" else "gpu", chip.title, chip.architecture, chip)
     return next(policy for policy in CHOICES if support(COMPUTES_IN[policy], device).ok)
 
 
 def traced(chip: Chip | None) -> TracedChip:
-    """The chip as a runtime shows it to a program, by platform, compute capability and name; None is this CPU."""
+    """Describes a chip as runtimes do; None: this CPU."""
     if chip is None:
         return TracedChip("cpu")
     if chip.vendor == "google":
@@ -365,7 +369,7 @@ _HELPS: Mapping[str, Callable[[keras.Model], bool]] = {
 
 
 def default_blocks(build: Callable[..., Any]) -> int:
-    """The default of a function's parameter `blocks`; 0 where it has none.
+    """Reads the default of a parameter `blocks`; 0 without one.
 
     Raises:
         TypeError: If the default is not a number.
@@ -382,14 +386,14 @@ def default_blocks(build: Callable[..., Any]) -> int:
 
 
 def blocks_of(model: keras.Model) -> int:
-    """How many blocks a model of KerasHub has by its config; 0 where it has no such number, and for other models."""
+    """Counts the blocks of a KerasHub model; 0 where unknown."""
     backbone = getattr(model, "backbone", model)
     number = backbone.get_config().get(_NUMBER) if package_of(type(backbone)) == "keras_hub" else None
     return number if isinstance(number, int) else 0
 
 
 def with_blocks(model: keras.Model, blocks: int) -> keras.Model:
-    """Builds a backbone or task of KerasHub with another number of blocks, from its config, and compiles it alike.
+    """Builds and compiles a KerasHub model with other block counts.
 
     Raises:
         ValueError: If it cannot be compiled by the arguments that it keeps.

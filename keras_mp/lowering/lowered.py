@@ -96,19 +96,22 @@ class Lowered:
 
 
 def call_of(operation_name: str) -> int | None:
-    """Finds the innermost layer call in the name of an operation: the index in `Lowered.calls`, or None."""
+    """Finds an operation's innermost layer call in `Lowered.calls`, or None."""
     numbers = _CALL.findall(operation_name)
     return int(numbers[-1]) if numbers else None
 
 
 def is_backward(operation_name: str) -> bool:
-    """Tells whether an operation is of a backward pass: so TensorFlow's tape and JAX's transposition name them."""
+    """Tells by its name whether an operation is backward.
+
+    So TensorFlow's tape and JAX's transposition name them.
+    """
     return "gradient_tape" in operation_name or "transpose(" in operation_name
 
 
 @contextmanager
 def named_calls(layers: Mapping[str, Any], scope: Callable[[str], AbstractContextManager]) -> Iterator[list[LayerCall]]:
-    """Writes into the name of each operation traced within which call of which layer it belongs to.
+    """Names each operation traced within by its layer's call.
 
     Args:
         layers: the layers, and the operations that are no layers, by path.

@@ -22,7 +22,7 @@ _PCIE_SOURCE = "PCI Express {}.0: {} GT/s a lane, of which 128 of 130 bits are d
 
 @dataclass(frozen=True)
 class Link:
-    """The links of one chip to other chips of its slice or host.
+    """A chip's links to others of its slice or host.
 
     Args:
         name: The name of the links, such as "ICI", "NVLink 4" or "PCIe 4.0 x16".
@@ -36,17 +36,17 @@ class Link:
 
 
 def ici(bidirectional: float, source: str) -> Link:
-    """A TPU's interconnect, from the rate in GB/s that Google states, which adds both directions up."""
+    """A TPU's interconnect, whose GB/s count both directions."""
     return Link("ICI", bidirectional / 2 * GIGA, source)
 
 
 def nvlink(generation: int, links: int) -> Link:
-    """NVLink of this generation and number of links, all of them to a switch or to other GPUs of the host."""
+    """NVLink of a generation, all links within the host."""
     return Link(f"NVLink {generation}", links * _NVLINK[generation] * GIGA, _NVLINK_SOURCE)
 
 
 def pcie(generation: int, source: str, lanes: int = 16) -> Link:
-    """PCI Express, over which GPUs send that have no NVLink, or only a bridge between two of them.
+    """PCI Express, for GPUs with no NVLink, or a bridge.
 
     Args:
         generation: The generation of PCI Express: 3, 4 or 5.
@@ -60,7 +60,7 @@ def pcie(generation: int, source: str, lanes: int = 16) -> Link:
 
 @dataclass(frozen=True)
 class GpuDescription:
-    """The description of a GPU that XLA's compiler for NVIDIA needs where it is not attached.
+    """What XLA's compiler needs of a GPU not attached.
 
     Sources: the target descriptions in XLA's repository (xla/backends/gpu/target_config/specs, as of 2026) where there
     is one (A100, H100, H200, B200, B300, RTX A6000), otherwise the output of deviceQuery on the GPU where a copy of it
@@ -93,7 +93,7 @@ class GpuDescription:
 
 @dataclass(frozen=True)
 class TpuSlices:
-    """The names in libtpu of the slices of a TPU that is not attached.
+    """Names in libtpu of slices of a TPU not attached.
 
     Args:
         family: libtpu's name of the chip, such as "tpu7x".
@@ -106,7 +106,7 @@ class TpuSlices:
 
 @dataclass(frozen=True)
 class Chip:
-    """One accelerator as it is sold: a whole chip or module.
+    """One accelerator as it is sold, chip or module.
 
     Args:
         name: The key in `CHIPS`, such as "h100".
@@ -188,7 +188,7 @@ _MULTIPROCESSORS = {
 def gpu(
     capability: str, device_name: str, cores: int, l2: int, clock: float, memory: int, bandwidth: float
 ) -> GpuDescription:
-    """Builds a description from what differs between GPUs of one compute capability; bandwidth in GB/s."""
+    """Builds a GPU's description; bandwidth in GB/s."""
     multiprocessor = _MULTIPROCESSORS[capability]
     return GpuDescription(device_name, cores, *multiprocessor, l2, clock, memory, round(bandwidth * GIGA))
 
@@ -207,7 +207,7 @@ def chip(
     device_kinds: tuple[str, ...] = (),
     link: Link | None = None,
 ) -> Chip:
-    """Builds a row from the units that data sheets use: teraflops, GiB and GB/s."""
+    """Builds a row in data sheets' units: teraflops, GiB, GB/s."""
     rates = MappingProxyType({dtype: teraflops * TERA for dtype, teraflops in peak.items()})
     size, speed = memory * GIB, bandwidth * GIGA
     return Chip(name, title, vendor, architecture, rates, size, speed, source, devices, compiler, device_kinds, link)

@@ -107,7 +107,7 @@ def find_chip(name: str) -> Chip:
 
 
 def parse_target(text: str) -> tuple[Chip, int]:
-    """Reads a chip and how many of it, as people write both.
+    """Reads a chip and how many of it.
 
     Args:
         text: A chip and a number, such as "h100", "h100x8", "4x RTX 4090", "v5e-8", "v5litepod-8" or "v5e-2x4". The
@@ -130,7 +130,7 @@ def parse_target(text: str) -> tuple[Chip, int]:
 
 
 def target_in(text: str) -> tuple[Chip, int] | None:
-    """Reads a chip and how many of it, as `parse_target`; None where there is no such chip.
+    """Reads as `parse_target` does; None without such a chip.
 
     Raises:
         ValueError: If there is no such number of them.
@@ -153,7 +153,7 @@ def target_in(text: str) -> tuple[Chip, int] | None:
 
 
 def nearest_hint(text: str, names: Iterable[str]) -> str:
-    """The question whether a name was meant that a text, or a word of it, comes near to; "" where none is near."""
+    """Asks whether a near name was meant; "" without one."""
     names = list(names)
     words = _name_words(str(text))
     told = [word for word in words if word not in _PLAIN_WORDS]
@@ -164,7 +164,7 @@ def nearest_hint(text: str, names: Iterable[str]) -> str:
 
 
 def identify_chip(device_name: str) -> Chip | None:
-    """Finds the chip behind the name that a runtime gives a device.
+    """Finds the chip behind a runtime's name for a device.
 
     Args:
         device_name: The name that the runtime gives, such as "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090" or "TPU

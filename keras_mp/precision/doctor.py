@@ -39,7 +39,7 @@ def main(console: Console | None = None) -> None:
 
 
 def doctor() -> RenderableType:
-    """Examines this environment. Neither a missing nor a broken backend stops it.
+    """Examines this environment, also with a broken or missing backend.
 
     Returns:
         A page for a rich console: versions, devices, what they support, the policy of `auto`, what to install.
@@ -53,7 +53,7 @@ def doctor() -> RenderableType:
 
 
 def configured_backend() -> str:
-    """Returns the backend that Keras would choose, without importing Keras: a missing backend makes that fail.
+    """Finds the backend that Keras would choose, without importing it.
 
     It looks where Keras looks: the environment variable KERAS_BACKEND, then `keras.json`, then "tensorflow".
     """

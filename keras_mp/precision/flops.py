@@ -21,7 +21,7 @@ def dot_flops(result: Sequence[int], contracted: Sequence[int]) -> int:
 def convolution_flops(
     result: Sequence[int], kernel_inputs: int, windows: Sequence[tuple[int, int, int, int, int, int, int]]
 ) -> int:
-    """Counts the operations of a convolution, without the products with padding or with the holes of a dilated input.
+    """Counts a convolution's operations, without those of padding and holes.
 
     Args:
         result: sizes of the result that are not spatial: its batch and its features.

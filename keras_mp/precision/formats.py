@@ -136,7 +136,7 @@ def format_named(name: Any, formats: Mapping[str, Format] = FORMATS) -> Format:
 
 
 def current_scale(amax: float, format: Format) -> float:
-    """The scale that brings a magnitude to the top of a format: min(max of the format / amax, 2^126).
+    """Scales amax to a format's top, by 2^126 at most.
 
     Returns:
         The scale; 1 where amax is 0, infinite or NaN.
@@ -163,7 +163,7 @@ def scale_to(top: float, amax: Any, power_of_two: bool = False) -> Any:
 
 
 def cast(x: Any, format: Format, bits: Any = None) -> Any:
-    """Rounds to a number of an 8-bit or 4-bit format; past the largest it saturates.
+    """Rounds to 8 or 4 bits, saturating past the largest.
 
         c       = clip(x, -max, max)
         step    = max(2^floor(log2 |c|), 2^min_exponent) . 2^-mantissa_bits

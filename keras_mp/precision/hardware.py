@@ -101,10 +101,10 @@ def list_devices() -> list[Device]:
 
 
 def current_device() -> Device:
-    """Returns the device that Keras computes on: the first TPU, else the first GPU, else the CPU.
+    """Finds the device that Keras computes on.
 
-    Where a model is built for a chip that is not there, it is that chip. The backend is asked on every call, because a
-    program may hide devices after its first question.
+    It is the first TPU, else the first GPU, else the CPU. Where a model is built for a chip that is not there, it is
+    that chip. The backend is asked on every call, because a program may hide devices after its first question.
 
     Raises:
         RuntimeError: If the backend cannot start its devices.

@@ -66,9 +66,10 @@ class PolicyChoice:
 
 
 def choose_policy(device: Device | None = None) -> PolicyChoice:
-    """Chooses the policy for a device: bfloat16 if the hardware supports it, else float16, else float32.
+    """Chooses the policy for a device.
 
-    On a CPU with bfloat16 instructions that means mixed_bfloat16, without jit on TensorFlow. On JAX it takes jax 0.12.
+    It is bfloat16 if the hardware supports it, else float16, else float32. On a CPU with bfloat16 instructions that
+    means mixed_bfloat16, without jit on TensorFlow. On JAX it takes jax 0.12.
 
     Args:
         device: The device to choose for; by default the one that Keras computes on.
@@ -157,7 +158,10 @@ def set_global_policy(name: str = "auto") -> PolicyChoice:
 
 @contextmanager
 def asked_about(policy: str) -> Iterator[None]:
-    """Sets the policy that a function builds its model in, in which case "auto" is this policy, too."""
+    """Sets the policy in which a function builds its model.
+
+    "auto" is then this policy, too.
+    """
     token = _asked_about.set(policy)
     try:
         with restored_policy(policy):
@@ -167,7 +171,10 @@ def asked_about(policy: str) -> Iterator[None]:
 
 
 def attention_fault(device: Device) -> str:
-    """Says that plain Keras attends otherwise on a TPU, and what to call; "" for other devices."""
+    """Says how plain Keras attends wrongly on a TPU.
+
+    It says what to call, too; "" for other devices.
+    """
     if device.kind != "tpu" or keras.backend.backend() != "jax":
         return ""
     return (
@@ -199,7 +206,9 @@ def _check(name: str) -> None:
 
 
 def pays(policy: str, device: Device | None = None) -> Support:
-    """Whether training under a policy pays on a device with this backend: as `hardware.support`, and what was measured.
+    """Tells whether training under a policy pays on a device.
+
+    As `hardware.support` says, and as was measured with this backend.
 
     Args:
         policy: "float32", "mixed_float16", "mixed_bfloat16", "fp8" or "bfloat16".

@@ -34,7 +34,7 @@ _COLUMNS = {
 
 
 class Serves:
-    """Marks a layer that computes with other numbers than its weights."""
+    """Marks layers that compute with other numbers than their weights."""
 
     def served(self) -> Any:
         """The layer whose weights are those numbers."""

@@ -66,7 +66,7 @@ def treatments_of(layer: Any) -> dict[str, Any]:
 
 
 def quantization_trained_for(layer: Any) -> Any:
-    """Keras's config of the quantization that a layer trains for; None of any other, such as a quantized one."""
+    """Keras's config of the quantization trained for, or None."""
     options = treatments_of(layer).get(QAT) if getattr(layer, "quantization_mode", None) is None else None
     return None if options is None else keras.saving.deserialize_keras_object(options)
 

@@ -19,7 +19,7 @@ _KEPT = "quantized banks"
 
 
 class QuantizedBank(NamedTuple):
-    """A bank as integers: tensors, or the variables of a layer.
+    """A bank as integers: tensors, or variables of a layer.
 
         weight = (code - zero of its group) . scale of its group
 
@@ -52,13 +52,15 @@ class QuantizedBank(NamedTuple):
 
 
 def quantized_banks(layer: Any) -> dict[str, QuantizedBank]:
-    """The banks of a layer that are stored as integers, by the layer's attributes for them."""
+    """Finds a layer's banks of integers, by its attributes."""
     notes = notes_of(layer)
     return {} if notes is None else notes.kept.get(_KEPT, {})
 
 
 def quantize_bank(layer: Any, name: str, mode: str) -> None:
-    """Stores a bank of a layer with treatments as integers, in place; no compiled function holds it yet.
+    """Stores a bank of a treated layer as integers.
+
+    In place: no compiled function holds it yet.
 
     Args:
         name: the attribute that is the bank's variable, shape `(matrices, rows, columns)`.
@@ -101,7 +103,7 @@ def quantize_bank(layer: Any, name: str, mode: str) -> None:
 
 
 def dequantize_bank(layer: Any, name: str) -> None:
-    """Makes a bank float32 again, in place, with the weights that its integers stand for."""
+    """Makes a bank of integers float32 again, in place."""
     bank = notes_of(layer).kept[_KEPT].pop(name)  # type: ignore[union-attr]
     value = None if bank.codes._value is None else ops.convert_to_numpy(bank.floats("float32"))
     matrices, rows, _ = bank.codes.shape

@@ -94,7 +94,7 @@ def adaptation_of(layer: Any) -> dict[str, Any]:
 
 
 def adapt(layer: Any, adaptation: Mapping[str, Any]) -> None:
-    """Quantizes a built layer and gives it LoRA, as `adaptation_of` another says."""
+    """Quantizes a layer and adds LoRA, as `adaptation_of` says."""
     mode = adaptation.get("mode")
     if mode is not None and layer.quantization_mode is None:
         layer.quantize(mode, type_check=False, config=adaptation["config"])

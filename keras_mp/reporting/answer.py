@@ -21,7 +21,7 @@ _INDENT = "  "
 
 @dataclass(frozen=True)
 class Sentence:
-    """A part of an answer: a label, words, a line of code that mends it, a table or a bar below.
+    """A sentence of an answer, and what belongs below it.
 
     Args:
         label: the label before the words, such as "Fits"; "" where there is none.
@@ -72,12 +72,12 @@ class Sentence:
 
 
 def html(part: RenderableType | None) -> str:
-    """A sentence or a table of a report as HTML; nothing for a bar."""
+    """Writes a sentence or table as HTML; no bar."""
     return part.html() if isinstance(part, (Sentence, ColumnTable)) else ""
 
 
 def fitting(sentences: Iterable[Sentence], lines: int = LINES) -> list[Sentence]:
-    """The sentences that these lines have room for, in their order."""
+    """Chooses sentences that some lines have room for, in order."""
     kept = list(sentences)
     while sum(sentence.lines for sentence in kept) > lines:
         least = max(sentence.rank for sentence in kept)
@@ -89,7 +89,7 @@ def fitting(sentences: Iterable[Sentence], lines: int = LINES) -> list[Sentence]
 
 
 class MemoryBar:
-    """A bar as wide as the terminal, of parts of a memory and what is free of it, and its legend.
+    """A bar of a memory's parts, and its legend.
 
     Args:
         parts: the size of each part, by name.
@@ -124,7 +124,7 @@ class MemoryBar:
 
 
 def markdown(part: RenderableType) -> str:
-    """A sentence or a table of a report as Markdown; other renderables as they are printed."""
+    """Writes a sentence or a table as Markdown."""
     if isinstance(part, Sentence):
         label = f"**{_escaped(part.label)}:** " if part.label else ""
         code = "\n".join(["```python", *part.code, "```"]) if part.code else ""
@@ -143,7 +143,7 @@ def _escaped(text: str) -> str:
 
 
 class Details:
-    """The tables behind an answer; `print` writes them in plain text, `rich.print` as wide as the terminal."""
+    """The tables behind an answer, for `print` and `rich.print`."""
 
     def __init__(self, parts: Iterable[RenderableType]) -> None:
         self._parts = list(parts)

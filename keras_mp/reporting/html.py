@@ -64,7 +64,7 @@ def document(title: str, parts: Iterable[str]) -> str:
 
 
 def colours_of(names: Sequence[str]) -> dict[str, str]:
-    """A colour for each name; after the eighth they begin again."""
+    """Colours for names; after the eighth they begin again."""
     return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(dict.fromkeys(names))}
 
 
@@ -74,7 +74,7 @@ def folded(title: str, body: str) -> str:
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[int] = ()) -> str:
-    """A table, which scrolls by itself where the page is narrower.
+    """Writes a table, which scrolls where the page is narrower.
 
     Args:
         names: the names of the columns; where all are empty, the table has no header.
@@ -87,12 +87,12 @@ def table(names: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collecti
 
 
 def scrolling(wide: str) -> str:
-    """A table or a picture that scrolls by itself where the page is narrower."""
+    """Lets wide tables and pictures scroll by themselves."""
     return f'<div class="scroll">{wide}</div>'
 
 
 def stacked_bar(parts: Mapping[str, float], written: Callable[[float], str]) -> str:
-    """A bar as wide as the page whose parts share it in proportion, and its legend.
+    """A bar whose parts share its width, and its legend.
 
     Args:
         parts: the value of each part by name, from left to right.
@@ -112,7 +112,9 @@ def stacked_bar(parts: Mapping[str, float], written: Callable[[float], str]) -> 
 
 
 def limited_bars(bars: Mapping[str, Mapping[str, float]], written: Callable[[float], str], free: str, end: str) -> str:
-    """Bars under each other, each of parts that share one limit; what is left of it is pale, and a line is at its end.
+    """Bars of parts that share one limit, a line each.
+
+    What is left of a bar is pale, and a line is at its end.
 
     Args:
         bars: the part of the limit that each thing takes, by the text above each bar: 1 is all of it.
@@ -147,5 +149,5 @@ def _row(tag: str, cells: Sequence[str], numbers: Collection[int]) -> str:
 
 
 def breakable(text: str) -> str:
-    """Escaped, with room to break a path after each of its names."""
+    """Escapes a path, with room to break after each name."""
     return re.sub(r"([/_])", r"\1<wbr>", escape(text, quote=False))

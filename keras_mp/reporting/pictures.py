@@ -62,7 +62,7 @@ def svg(draw: Callable[[Any], None], width: float, height: float) -> str:
 
 
 def in_page(picture: Callable[[], str]) -> str:
-    """A picture as a part of an HTML page, which has none where matplotlib is not installed."""
+    """A picture in an HTML page; none without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         return ""
     drawn = picture()
@@ -70,7 +70,7 @@ def in_page(picture: Callable[[], str]) -> str:
 
 
 def stacked_bars(title: str, charts: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
-    """Draws charts below each other, of bars whose parts share their length.
+    """Draws charts of bars whose parts share their length.
 
     Args:
         title: the text above them.
@@ -99,7 +99,7 @@ def stacked_bars(title: str, charts: Mapping[str, Mapping[str, Mapping[str, floa
 def difference_picture(
     curves: Mapping[str, Sequence[Sequence[float]]], reference: str, *, x_title: str, y_title: str, first: int = 1
 ) -> str:
-    """Draws, for each precision, the mean over the seeds of its curve less the reference's of the same seed.
+    """Draws each precision's curve less the reference's, averaged over seeds.
 
     A grey band shows how far the reference's own seeds lie from their mean: a line inside it is within seed noise.
 

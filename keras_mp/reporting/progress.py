@@ -11,7 +11,7 @@ Tell = Callable[..., None]
 
 @contextmanager
 def progress(work: str, total: int | None = None) -> Iterator[Tell]:
-    """Shows a bar and the time that is left on standard error, where that is a terminal; elsewhere nothing.
+    """Shows progress and the time left, on terminals alone.
 
     Args:
         work: the name of the work, before the bar.

@@ -22,7 +22,7 @@ from keras_mp.system.atomic_write import write_text
 
 
 class Report(ABC):
-    """A result that can be printed, and written as JSON, HTML or Markdown.
+    """A result to print, or write as JSON, HTML, Markdown.
 
     `print(report)` writes the answer, on at most 25 lines of 80 columns; `print(report.details())` the tables behind
     it, of 120 columns. `rich.print` adapts both to the width of the terminal.
@@ -139,7 +139,7 @@ class PicturedReport(Report):
 
 
 def plain_values(value: Any) -> Any:
-    """Converts a value, and all that is in it, into what JSON can hold.
+    """Converts a value into what JSON can hold.
 
     Dataclasses and named tuples become dicts, other sequences lists, paths strings, NumPy's numbers Python's, and
     numbers that are not finite the strings "inf", "-inf" and "nan".

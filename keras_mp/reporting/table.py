@@ -23,7 +23,7 @@ _BETWEEN = 2  # blanks between columns
 
 
 def plain_text(renderable: RenderableType, width: int) -> str:
-    """What rich would print on so many columns without colours, as text; lines of prose are not wrapped."""
+    """Prints into text, on some columns, without colours."""
     # In a notebook rich shows its output by itself, beside the text, unless it is told not to.
     console = Console(file=io.StringIO(), width=width, no_color=True, force_terminal=False, force_jupyter=False)
     console.print(renderable, soft_wrap=True)
@@ -32,7 +32,7 @@ def plain_text(renderable: RenderableType, width: int) -> str:
 
 
 class ColumnTable:
-    """A table whose columns depend on the width that there is.
+    """A table whose columns depend on the width there is.
 
     Args:
         title: the text above it.

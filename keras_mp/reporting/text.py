@@ -14,7 +14,7 @@ _NODE = re.compile(r"\{\{node ([^}]*)\}\}")
 
 
 def byte_size(count: float) -> str:
-    """A number of bytes in the largest unit of which it is at least one: "10 bytes", "12.3 KiB", "1.5 GiB"."""
+    """Writes a number of bytes: "10 bytes", "12.3 KiB"."""
     size, unit = float(count), 0
     # 1023.95 would be printed as 1024.0 of the smaller unit.
     while round(size, 1) >= 1024 and unit < len(_UNITS) - 1:
@@ -23,7 +23,7 @@ def byte_size(count: float) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """Names an error and its reason, without the arrays and stacks that frameworks add.
+    """Names an error and its reason, without arrays and stacks.
 
     Returns:
         The error's type and the first line of its message; where Keras says first in which layer it was raised, the
@@ -36,7 +36,7 @@ def error_line(error: BaseException) -> str:
 
 
 def shorten_middle(text: str, width: int) -> str:
-    """The text, or its beginning and its end around "..." where it is longer than `width` characters.
+    """Shortens a text over `width` characters, with "..." inside.
 
     Of a path the end is the layer's own name, the beginning the block that it is in.
     """
@@ -49,19 +49,19 @@ def shorten_middle(text: str, width: int) -> str:
 
 
 def without_numbers(name: str) -> str:
-    """A name with "*" for each number in it: equal for the same layer of repeated blocks."""
+    """Replaces a name's numbers by "*", alike for repeated blocks."""
     return _NUMBER.sub("*", name)
 
 
 def pattern_of(names: Sequence[str]) -> str:
-    """One name for several that are equal without their numbers: "*" for each number in which they differ."""
+    """Writes names as one, with "*" where numbers differ."""
     numbers = zip(*map(_NUMBER.findall, names), strict=True)
     written = [group[0] if len(set(group)) == 1 else "*" for group in numbers]
     return "".join(text + number for text, number in zip(_NUMBER.split(names[0]), [*written, ""], strict=True))
 
 
 def listed(names: Sequence[str], width: int, noun: str) -> str:
-    """Names in words, "a, b and c"; where that is too long, "12 layers, a to c" with a noun such as "layers"."""
+    """Lists names, "a, b and c" or "12 layers, ..."."""
     text = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
     if len(text) <= width or len(names) < 2:
         return shorten_middle(text, width)

@@ -14,19 +14,19 @@ from keras_mp.rebuild.merged import CALIBRATED, dequantized, quantized_weights
 
 
 def keeps_float_inputs(layer: Any) -> bool:
-    """Whether only a layer's weights are quantized: Keras then multiplies inputs by dequantized weights."""
+    """Whether only weights are quantized, which Keras then dequantizes."""
     mode = layer.quantization_mode
     return mode in CALIBRATED or (mode == "int4" and not layer.inputs_quantizer)
 
 
 def group_count(layer: Any) -> int:
-    """The number of groups of an int4 layer's weights; 0 where it has none."""
+    """Counts groups of an int4 layer's weights; 0 without."""
     size = getattr(layer, "_int4_block_size", None) or -1
     return math.ceil(layer.g_idx.shape[0] / size) if layer.quantization_mode == "int4" and size > 0 else 0
 
 
 class ExactGroups:
-    """The numbers of groups of int4 weights, which Keras keeps in float32, are not rounded to the compute dtype."""
+    """Keeps the float32 numbers of int4's groups unrounded."""
 
     def quantized_call(self, *args: Any, **kwargs: Any) -> Any:
         self.g_idx._autocast = False  # type: ignore[attr-defined]  # private: Keras makes the variable without a choice
@@ -62,7 +62,9 @@ def _lora_of(layer: Any) -> list[str]:
 
 
 class TakesLora(ExactGroups, SavesLora):
-    """A layer whose weights Keras quantized by GPTQ or AWQ, with LoRA, which Keras refuses or fails at.
+    """Gives LoRA to a layer quantized by GPTQ or AWQ.
+
+    Keras refuses it there, or fails at it.
 
     y = activation(x . w + bias + alpha / rank (x . a) . b)     w dequantized by Keras
     """
@@ -87,14 +89,14 @@ class TakesLora(ExactGroups, SavesLora):
 
 
 def logits_stop_gradients(layer: Any) -> bool:
-    """Whether a layer's logits are of inputs that Keras rounds to integers, without a gradient for them."""
+    """Whether logits give their rounded inputs no gradient."""
     if not isinstance(layer, keras.layers.ReversibleEmbedding) or layer.quantization_mode not in ("int8", "int4"):
         return False
     return bool(layer.inputs_quantizer)
 
 
 class StraightThroughLogits:
-    """Logits of quantized inputs, whose gradient is that of the inputs before: as Keras has it in its Dense layer.
+    """Logits of quantized inputs, with gradients as in Keras's Dense.
 
     logits       = x8 . w8 / (scale of x . scale of w)
     gradient x   = gradient of logits . w^T, with w = w8 / scale of w
@@ -147,7 +149,7 @@ def _of_logits(layer: Any) -> str:
 
 
 def dequantized_weights(layer: Any, dtype: str, weights: Sequence[Any] = ()) -> Any:
-    """The weights of a quantized layer without LoRA that multiplies by them, each rounded once to a dtype.
+    """Dequantizes weights that a layer multiplies by, each rounded once.
 
     Args:
         layer: a Dense, EinsumDense, or ReversibleEmbedding layer; of the last, the weights that make logits.
@@ -162,7 +164,7 @@ def dequantized_weights(layer: Any, dtype: str, weights: Sequence[Any] = ()) -> 
 
 
 def called(layer: Any, inputs: Any) -> Any:
-    """The result of a quantized Dense or EinsumDense layer, for whose gradient no dequantized kernel is kept.
+    """Calls a quantized layer, keeping no dequantized kernel for gradients.
 
     y             = activation(x . w + alpha / rank (x . a) . b + bias)     w dequantized, of a and b by LoRA
     gradient of x = upstream . w^T + that of LoRA

@@ -242,7 +242,7 @@ def _treat_waiting(layer: Any) -> None:
 
 
 def treat_inside(layer: Any) -> None:
-    """Treats those of the sublayers that no config shows which exist by now."""
+    """Treats existing sublayers that no config shows."""
     waiting = existing_notes(layer).waiting
     for place in list(waiting):
         part = part_at(layer, place)
