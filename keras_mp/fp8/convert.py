@@ -10,8 +10,8 @@ from typing import Any
 
 import keras
 
-from keras_mp.fp8.equations import problem
 from keras_mp.fp8.layers import Float8Layer, build_history, set_history
+from keras_mp.fp8.scaled_product import problem
 from keras_mp.fp8.scaling import Scaling, Scalings, get_scalings
 from keras_mp.fp8.selection import Decision, Select, Target, decide
 from keras_mp.precision.hardware import MXFP8, Support, current_device, support

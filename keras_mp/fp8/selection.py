@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_mp.fp8.equations import problem
 from keras_mp.fp8.layers import Float8Layer
+from keras_mp.fp8.scaled_product import problem
 from keras_mp.fp8.scaling import Scalings
 from keras_mp.precision.chips import CHIPS, Chip, find_chip
 from keras_mp.rebuild.notes import original_class, quantization_trained_for

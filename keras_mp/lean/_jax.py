@@ -15,8 +15,7 @@ from jax.interpreters import ad, batching, mlir
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.jax.devices import traced_chip
 from keras_mp.backend.jax.gradients import as_result, jvp_where_moving, varying_alike, with_constants
-from keras_mp.backend.jax.parts import inside
-from keras_mp.backend.jax.tensors import barrier
+from keras_mp.backend.jax.tensors import barrier, inside
 from keras_mp.parallel._jax_part import AXIS
 from keras_mp.stability.attention._jax import splash_attention
 

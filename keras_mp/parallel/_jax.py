@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from keras_mp.backend.common.keras_patches import patched
-from keras_mp.backend.jax.parts import active, inside, reading_parts
+from keras_mp.backend.jax.tensors import active, inside, reading_parts
 from keras_mp.parallel._jax_part import AXIS, VariablePart
 from keras_mp.parallel._jax_placement import in_parts
 from keras_mp.parallel._jax_workers import ENGINE_ERRORS as ENGINE_ERRORS

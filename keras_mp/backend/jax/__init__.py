@@ -9,7 +9,6 @@ from keras_mp.backend.jax.devices import (
     traced_for,
 )
 from keras_mp.backend.jax.gradients import custom_gradient, gradients_of, in_forward_mode
-from keras_mp.backend.jax.parts import is_on_one_device, part_of
 from keras_mp.backend.jax.tensors import (
     as_float4,
     as_tensor,
@@ -18,9 +17,11 @@ from keras_mp.backend.jax.tensors import (
     dense,
     gradient_scope,
     is_concrete,
+    is_on_one_device,
     lookups_wait,
     map_values,
     no_allocation,
+    part_of,
     places,
     to_numpy,
     values_of,

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.jax.devices import traced_chip
-from keras_mp.backend.jax.parts import Division, division
+from keras_mp.backend.jax.tensors import Division, division
 
 # The score of a key that is not seen, as Keras and Splash have it.
 MASKED_SCORE = -0.7 * float(np.finfo("float32").max)
