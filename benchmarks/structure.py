@@ -8,8 +8,8 @@ attribute that Keras's own classes have, of an object that is not `self` and tha
 nor annotates with another type. The sources of the installed Keras say which attributes these are.
 
 --visits follows names from a function through imports: what is called or handed on, methods of `self` and `super()`,
-and constructors, each once, in the order of the source. It does not know the classes of other objects, so their methods
-are not followed. Of the two backends it takes TensorFlow.
+and constructors, each once, in the order of the source; of each file it says from how many functions of others. It does
+not know the classes of other objects, so their methods are not followed. Of the two backends it takes TensorFlow.
 """
 
 import argparse
@@ -237,6 +237,7 @@ class Code:
         self._own: dict[str, dict[str, ast.AST]] = {}
         self._from: dict[str, dict[str, tuple[str, str]]] = {}
         self._class: dict[ast.AST, ast.ClassDef] = {}
+        self.callers: dict[str, set[tuple[str, str]]] = {}  # of a module that was visited: functions of others
         for module, tree in self._modules.items():
             defined = [node for node in tree.body if isinstance(node, (*FUNCTIONS, ast.ClassDef))]
             self._own[module] = {node.name: node for node in defined}
@@ -302,6 +303,8 @@ class Code:
             of = part.func if isinstance(part, ast.Call) else part
             target = None if getattr(of, "id", "") in own else self.resolve(module, of, cls)
             if target and (isinstance(target[1], FUNCTIONS) or (target[1] and of is not part)):
+                if target[0] != module:
+                    self.callers.setdefault(target[0], set()).add((module, name))
                 self._visit(*target, visited)
 
 
@@ -347,9 +350,11 @@ def main() -> None:
     folders = [folder.resolve() for folder in options.folders]
     if options.visits:
         for folder in folders:
-            visited = Code(folder).visits(options.visits)
+            visited = (code := Code(folder)).visits(options.visits)
             print(f"{folder.name}: {len(visited)} files, {sum(map(len, visited.values()))} functions")
-            print(*(f"{file_of(folder, module)}: {', '.join(names)}" for module, names in visited.items()), sep="\n")
+            for module, names in visited.items():
+                callers = len(code.callers.get(module, ()))
+                print(f"{file_of(folder, module)}, from {callers} functions: {', '.join(names)}")
         return
     columns = [measures_of(folder) for folder in folders]
     print(f"| measure | {' | '.join(folder.name for folder in folders)} |\n| --- |{' ---: |' * len(folders)}")
