@@ -16,7 +16,6 @@ from keras_mp.loss_scaling.monitor import PrecisionMonitor as PrecisionMonitor
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer as LossScaleOptimizer
 from keras_mp.numerics.audit import audit as audit
 from keras_mp.numerics.nonfinite_callback import NonFiniteFinder as NonFiniteFinder
-from keras_mp.numerics.search import search_policy as search_policy
 from keras_mp.planner.advise import advise as advise
 from keras_mp.planner.inspect import inspect as inspect
 from keras_mp.precision.policy import set_global_policy as set_global_policy

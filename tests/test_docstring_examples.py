@@ -9,7 +9,7 @@ import pytest
 import keras_mp
 
 # They compile for a chip, or write a SavedModel.
-SLOW = {"advise", "search_policy"}
+SLOW = {"advise"}
 ON_TENSORFLOW = {"export_float32"}
 NAMES = {name for name in keras_mp.__all__ if not isinstance(getattr(keras_mp, name), types.ModuleType)}
 

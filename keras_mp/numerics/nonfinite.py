@@ -192,12 +192,6 @@ def _explained_step(step: _Step, batch: tuple, scale: float, first: _Outcome) ->
     return nonfinite
 
 
-def first_nonfinite(model: keras.Model, batch: tuple, scale: float) -> NonFinite | None:
-    """Works as `find_nonfinite` for a checked batch, without remedy."""
-    outcome = _Step(model).run(batch, scale)
-    return None if outcome.finite else outcome.first()
-
-
 def _scale_of(model: keras.Model, loss_scale: Any) -> float:
     if loss_scale is not None:
         known = isinstance(loss_scale, (int, float, np.number)) and not isinstance(loss_scale, bool)

@@ -143,7 +143,7 @@ def compare_training(
         batches: batches, as for `audit`, or a function from a seed to them; they are read again from the start when
             they run out.
         precisions: names of "float32", "mixed_float16", "mixed_bfloat16", "fp8"; or for each name of your own one of
-            these, or a function that builds the model, such as `lambda: search.apply(build)`. float32 is always run.
+            these, or a function that builds the model. float32 is always run.
         seeds: the number of seeds, or the seeds.
         steps: the number of steps of each training; by default one pass over the batches.
         held_out: batches to measure the final loss on, in the precision that was trained.

@@ -6,7 +6,7 @@ those for values that are not finite. Braces stand for what a report fills in.
 
 POLICY = 'keras_mp.set_global_policy("{precision}")'
 PRECISION_OF_MODEL = 'model = keras_mp.export.in_precision(model, "{precision}")'
-PRECISION_BY_LAYER = 'model = keras_mp.search_policy(model, batches, ("{precision}", "float32")).apply(build)'
+AUDIT = "report = keras_mp.audit(model, batches)  # says which layers fit 16 bits"
 FLOAT32_LAYER = "dtype='float32'"
 STABILIZE = "model = keras_mp.stabilize(model)"
 SCALE_LOSS = "optimizer = keras_mp.loss_scaling.wrap_optimizer(optimizer, model)"

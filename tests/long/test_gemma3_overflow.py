@@ -145,7 +145,7 @@ def test_the_residual_sum_that_overflows_is_named_to_the_line(before_the_mend):
     assert f"Operation: {nonfinite.operation}" in str(nonfinite)
 
 
-def test_activations_of_800_000_are_audited_found_and_kept_out_of_float16(before_the_mend):
+def test_activations_of_800_000_are_audited_and_found(before_the_mend):
     reference, data = reaching_800_000()
     sums = sums_of(reference, data[0])
     assert max(sums.values()) == pytest.approx(800_000, rel=0.01)
@@ -165,12 +165,3 @@ def test_activations_of_800_000_are_audited_found_and_kept_out_of_float16(before
     operation, _, line = nonfinite.operation.partition(" in gemma3_layers.py, line ")
     assert operation == ("convert_element_type" if JAX else "Cast")
     assert line.endswith(": return ops.cast(normed_inputs, self.compute_dtype)")
-
-    search = keras_mp.search_policy(model, data, ("mixed_float16", "mixed_bfloat16", "float32"))
-    print(search)
-    assert search.base == "mixed_float16" and any("decoder_block" in path for path in search.restored)
-    applied = search.apply(lambda: copied(reference, "float32"))
-    low, high = (np.asarray(keras.ops.cast(kind(data[0]), "float32")) for kind in (applied, reference))
-    assert np.isfinite(low).all() and np.abs(low - high).max() <= 0.05 * np.abs(high).max()
-    assert not np.isfinite(np.asarray(keras.ops.cast(model(data[0]), "float32"))).all()
-    assert keras_mp.numerics.find_nonfinite(applied, data) is None

@@ -1,7 +1,5 @@
 """Wrong use of what looks into a model: each error says which argument is wrong, and what would be right."""
 
-import math
-
 import keras
 import numpy as np
 import pytest
@@ -9,7 +7,7 @@ from faults import compiled, healthy
 from keras import layers
 
 import keras_mp
-from keras_mp import audit, search_policy
+from keras_mp import audit
 from keras_mp.numerics import compare_training, find_nonfinite
 
 LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -45,17 +43,6 @@ WRONG = [
         lambda m, x, y: audit(compiled(dense(3), loss=LOGITS), (x, np.arange(16) % 8)),
         "labels from 0 to 7 do not fit.*3 classes, so labels are 0 to 2",
     ),
-    (lambda m, x, y: search_policy(m, (x, y), ("float8",)), "precisions="),
-    (lambda m, x, y: search_policy(m, (x, y), "float32"), "precisions="),
-    (lambda m, x, y: search_policy(m, (x, y), ("float32", "float32")), "has a name twice"),
-    *(
-        (lambda m, x, y, tolerance=tolerance: search_policy(m, (x, y), tolerance=tolerance), "tolerance=")
-        for tolerance in (-1, math.nan, math.inf, "0.1")
-    ),
-    (lambda m, x, y: search_policy(m, (x, y), held_out=0), "held_out=0"),
-    (lambda m, x, y: search_policy(m, []), "data is empty"),
-    (lambda m, x, y: search_policy(m, (x, y), ("float32",)).apply(m), "build="),
-    (lambda m, x, y: search_policy(m, (x, y), ("float32",)).apply(build), "a model with 1 layers"),
     (lambda m, x, y: compare_training(m, [(x, y)]), "build="),
     (lambda m, x, y: compare_training(lambda: dense(1), [(x, y)]), "got a model that is not compiled"),
     (lambda m, x, y: compare_training(build, [(x, y)], ["float8"]), "names 'float8'"),

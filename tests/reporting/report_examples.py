@@ -13,8 +13,6 @@ from keras_mp.export.export_report import DeploymentReport, ExportReport, Int8La
 from keras_mp.numerics.audit import audit
 from keras_mp.numerics.audit_report import AuditReport
 from keras_mp.numerics.parity import ParityReport
-from keras_mp.numerics.search import search_policy
-from keras_mp.numerics.search_report import PolicySearch
 from keras_mp.planner.fit.advice_report import AdviceReport, ChipAdvice
 from keras_mp.planner.fit.measures import Measures
 from keras_mp.planner.read.collectives import Collective
@@ -46,13 +44,6 @@ def audited() -> AuditReport:
     report.model, report.notes = f"small {MARKUP}", [f"a note {MARKUP}"]
     report.layers[0].damage["float16"] = math.inf
     return report
-
-
-def searched() -> PolicySearch:
-    """A search that restored a layer."""
-    search = search_policy(_small_model(), [_batch()], ("mixed_bfloat16", "float32"), tolerance=0.0)
-    search.message += MARKUP
-    return search
 
 
 def parity() -> ParityReport:
@@ -164,5 +155,4 @@ EXAMPLES = {
     ExportReport: exported,
     ModelReport: listed,
     ParityReport: parity,
-    PolicySearch: searched,
 }

@@ -117,7 +117,7 @@ def _float32(matmuls: Sequence[Matmul], chip: Chip | None, precision: str) -> li
         return []
     part = "less than 1%" if share < 0.005 else f"{share:.0%}"
     text = f"{len(in_float32)} products ({part} of the operations) are asked for in float32, in {layers}."
-    return [Advice(text, remedies.PRECISION_BY_LAYER.format(precision=f"mixed_{low}"), gain)]
+    return [Advice(text, remedies.AUDIT, gain)]
 
 
 def _lost_fp8(matmuls: Sequence[Matmul], target: Target) -> list[Advice]:
