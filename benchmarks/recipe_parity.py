@@ -24,9 +24,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.difference_picture import difference_picture
 from keras_mp.fp8.scaling import PRESETS
 from keras_mp.precision.policy import PRECISIONS
-from keras_mp.reporting.pictures import difference_picture
 from keras_mp.system.atomic_write import atomic_write, write_text
 from recipes.common.metric import difference, written
 

@@ -142,7 +142,7 @@ print(f"on waves that it has not seen: accuracy {accuracy:.3f}, loss {loss:.3f}"
 # %% [markdown]
 # ## Audit: what would a lower precision lose?
 #
-# One float32 run, forward and backward. `audit.to_html("audit.html")` has a row a layer and a column a format.
+# One float32 run, forward and backward. `audit.to_html("audit.html")` has a row a layer.
 
 # %%
 audit = keras_mp.audit(model, [(x[start : start + 64], y[start : start + 64]) for start in range(0, 256, 64)])

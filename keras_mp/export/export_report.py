@@ -4,27 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from rich.console import RenderableType
 
 from keras_mp.reporting.answer import Sentence
-from keras_mp.reporting.html import document, table
 from keras_mp.reporting.report import Report
-
-_TITLES = {
-    "path": "written to",
-    "format": "format",
-    "bytes": "bytes",
-    "nodes": "graph nodes looked at",
-    "low_precision_ops": "low-precision operations",
-    "low_precision": "low-precision tensors",
-    "max_difference": "largest difference from the model in float32",
-    "precision_gap": "difference from the original in its own precision",
-    "calibrated_on": "records of calibration",
-    "within_one_code": "part of the output values within one code of the model's",
-}
-_LAYER = ("path", "lowest", "highest", "file_lowest", "file_highest", "predicted", "measured")
+from keras_mp.reporting.table import ColumnTable
 
 
 @dataclass(frozen=True)
@@ -51,8 +38,8 @@ class ExportReport(Report):
     precision_gap: float | None = None
     notes: tuple[str, ...] = ()
 
-    def _html(self) -> str:
-        return _page(self.to_dict())
+    def _title(self) -> str:
+        return f"Export to {self.path}"
 
     def _answer(self) -> list[Sentence]:
         text = f"{self.path}: {self.low_precision_ops} of {self.nodes} nodes compute in 16 bits or fewer"
@@ -149,8 +136,20 @@ class DeploymentReport(Report):
     model_scores: Mapping[str, float] = field(default_factory=dict)
     file_scores: Mapping[str, float] = field(default_factory=dict)
 
-    def _html(self) -> str:
-        return _page(self.to_dict())
+    def _title(self) -> str:
+        return f"Export to {self.path}"
+
+    def _tables(self) -> dict[str, list[RenderableType]]:
+        names = ("operator", "count", "of them in float32")[: 3 if self.float_operators else 2]
+        counts = ((kind, str(count), str(self.float_operators.get(kind, 0))) for kind, count in self.operators.items())
+        rows = [cells[: len(names)] for cells in counts]
+        tables: dict[str, list[RenderableType]] = {"operators": [ColumnTable("", names, names, names[1:], rows)]}
+        if self.layers:
+            names = ("layer", "lowest", "highest", "predicted, dB", "file's lowest", "file's highest", "measured, dB")
+            cells = [[layer.path, *("" if x is None else f"{x:.3g}" for x in layer[1:])] for layer in self.layers]
+            title = "Layers in integers: ranges, and signal-to-noise ratios of the outputs"
+            tables["layers"] = [ColumnTable(title, names, (names[0], names[3], names[6]), names[1:], cells)]
+        return tables
 
     def _answer(self) -> list[Sentence]:
         text = f"{self.path}: {self.format}, {self.bytes:,} bytes, {sum(self.operators.values())} operators; "
@@ -190,27 +189,3 @@ def _differences(report: ExportReport | DeploymentReport) -> str:
 
 def _small(difference: float) -> str:
     return f"{difference:.1e}" if difference else "0"
-
-
-def _page(report: dict[str, Any]) -> str:
-    """The page of a report as text, from `to_dict`."""
-    facts = [(title, _written(report[name])) for name, title in _TITLES.items() if report.get(name) is not None]
-    parts = ["<h1>Export</h1>", table(("", ""), facts)]
-    for name, title in (("operators", "Operators"), ("float_operators", "Operators that stay in float32")):
-        if report.get(name):
-            rows = [(kind, str(count)) for kind, count in report[name].items()]
-            parts += [f"<h2>{title}</h2>", table(("operator", "count"), rows, numbers=(1,))]
-    if report.get("layers"):
-        layers = [[_written(layer[name]) for name in _LAYER] for layer in report["layers"]]
-        names = ("layer", "lowest", "highest", "file's lowest", "file's highest", "predicted, dB", "measured, dB")
-        parts += ["<h2>Layers in integers</h2>", table(names, layers, numbers=range(1, len(names)))]
-    parts += [f"<p>{escape(note)}</p>" for note in report["notes"]]
-    return document(f"Export to {report['path']}", parts)
-
-
-def _written(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 import keras
 from rich.console import RenderableType
 
 from keras_mp.numerics.ranges import Range
-from keras_mp.numerics.verdict import LEAST_SQNR, LEAST_SQNR_E4M3, LEAST_SQNR_E5M2, Verdict
+from keras_mp.numerics.verdict import Verdict
 from keras_mp.precision.formats import FORMATS
 from keras_mp.reporting.answer import Sentence
-from keras_mp.reporting.html import breakable, document, folded, scrolling, table
 from keras_mp.reporting.report import Report, plain_values
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import shorten_middle
@@ -23,6 +20,8 @@ from keras_mp.system.argument_checks import one_of
 
 # What each precision rounds a layer's tensors to; FP8 rounds what goes into a product.
 FORMAT_OF = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "E4M3"}
+_PRECISIONS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "FP8"}
+_SUSPECT = ("layer", "fits with the loss scale", "tensor", "why", "remedy")
 _MOST_SUSPECTS = 12
 _NAMED = 40  # characters of a layer's name in a sentence
 _TABLE = ("layer", "output", "kernel", "output gradient", "float16", "damage float16", "bfloat16", "E4M3")
@@ -146,8 +145,8 @@ class AuditReport(Report):
             layers.append({name: getattr(audited, name) for name in of_layer} | {"tensors": tensors})
         return plain_values({name: getattr(self, name) for name in names} | {"layers": layers})
 
-    def _html(self) -> str:
-        return _page(self)
+    def _title(self) -> str:
+        return f"Audit of {self.model}"
 
     def _answer(self) -> list[Sentence]:
         said = [Sentence("", _headline(self))]
@@ -178,8 +177,11 @@ class AuditReport(Report):
             rows=map(_cells, sorted(self.layers, key=lambda layer: -layer.damage["float16"])),
         )
         tables: dict[str, list[RenderableType]] = {"layers": [layers]}
-        for name, title, rows in _suspects(self):
-            tables[name] = [ColumnTable(title, _SUSPECT, (_SUSPECT[0], *_SUSPECT[3:]), rows=rows)]
+        for precision, name in _PRECISIONS.items():
+            rows = [(s.path, "yes" if s.safe else "no", s.tensor, s.reason, s.remedy) for s in self.suspects(precision)]
+            if rows:
+                title = f"Layers to watch in {name}, the worst at the top"
+                tables[name] = [ColumnTable(title, _SUSPECT, (_SUSPECT[0], *_SUSPECT[3:]), rows=rows)]
         return tables
 
 
@@ -243,129 +245,7 @@ def _span(values: Range | None) -> str:
     return f"{values.lowest:.3g} to {values.highest:.3g}"
 
 
-# The precisions as columns: the name of each, and the format of its gradients.
-_PRECISIONS = {
-    "mixed_float16": ("float16", "float16"),
-    "mixed_bfloat16": ("bfloat16", "bfloat16"),
-    "fp8": ("FP8", "E5M2"),
-}
-# The verdicts on a layer, and the colour of each, which covers a light ground or a dark one in part: pale where a layer
-# fits.
-_FITS, _SCALED, _UNTRIED = "fits", "fits with the loss scale", "could not be tried"
-_UNFIT, _OVERFLOW = "does not fit", "overflows"
-_STYLES = {
-    _FITS: "background: #0072b229",
-    _SCALED: "background: #e69f0066",
-    _UNTRIED: "background: #cc79a766",
-    _UNFIT: "background: #d55e00b3",
-    _OVERFLOW: "background: #b30000; color: #ffffff",
-}
-_RULE = (
-    "A layer fits float16 if nothing overflows, and if its output, its gradients and its result from rounded arguments "
-    f"and weights each keep {LEAST_SQNR:.0f} dB: an error of a tenth. It fits bfloat16 if nothing overflows, and that "
-    f"result keeps {LEAST_SQNR:.0f} dB. It fits FP8 if its input and its weights keep {LEAST_SQNR_E4M3:.0f} dB in E4M3 "
-    f"and its gradient {LEAST_SQNR_E5M2:.0f} dB in E5M2."
-)
-_CELLS = (
-    "loss: by how many percent the loss changes, to first order, if the layer's output and weights (in FP8 its input "
-    "and weights) are rounded in the forward pass. gradients: the error of the layer's gradients in the backward pass, "
-    "in percent of their size."
-)
-_EMPTY = "An empty cell: the layer does not compute in FP8. Dense and EinsumDense layers do, if they are not quantized."
-_WORDS = (
-    ("dB", "decibels, the size of a tensor relative to the error of rounding it: at 20 dB the error is a tenth of the "
-           "tensor, at 40 dB a hundredth, at 60 dB a thousandth."),
-    ("overflow", "the share of the values that are larger than the largest number of the format (65504 in float16) and "
-                 "become infinite."),
-    ("zeroed", "the share of the values that are not zero and become zero, because they are smaller than the smallest "
-               "number of the format (6e-8 in float16)."),
-    ("subnormal", "the share of the values that are so small (below 6.1e-5 in float16) that the format keeps them with "
-                  "fewer bits, and so less exactly."),
-)  # fmt: skip
-
-
-def _page(report: AuditReport) -> str:
-    """The page as text."""
-    parts = [
-        f"<h1>Audit of {escape(report.model)}</h1>",
-        f"<p>{escape(_headline(report))}</p>",
-        "<h2>Verdicts</h2>",
-        table(("format", "verdict"), list(_verdicts(report).items())),
-        f"<p>{escape(_RULE)}</p>",
-        *(folded(title, table(_SUSPECT, rows)) for _, title, rows in _suspects(report)),
-        "<h2>Layer by layer</h2>",
-        f"<p>{escape(_CELLS)}</p>",
-        "" if all(map(_judged_in_fp8, report.layers)) else f"<p>{_EMPTY}</p>",
-        _layer_table(report),
-        folded("Tensors", _tensors(report)),
-        "<h2>Notes</h2>",
-        *(f"<p>{escape(note)}</p>" for note in report.notes),
-    ]
-    return document(f"Audit of {report.model}", parts)
-
-
-_SUSPECT = ("layer", "fits with the loss scale", "tensor", "why", "remedy")
-
-
-def _suspects(report: AuditReport) -> Iterator[tuple[str, str, list[tuple[str, ...]]]]:
-    """For each precision with any: its name, a title, rows."""
-    for precision, (name, _) in _PRECISIONS.items():
-        suspects = report.suspects(precision)
-        rows: list[tuple[str, ...]] = [
-            (s.path, "yes" if s.safe else "no", s.tensor, s.reason, s.remedy) for s in suspects
-        ]
-        if rows:
-            yield name, f"Layers to watch in {name}, the worst at the top", rows
-
-
-def _layer_table(report: AuditReport) -> str:
-    """A row a layer; on a phone its name above."""
-    names = "".join(f"<th>{name}</th>" for name, _ in _PRECISIONS.values())
-    rows = [f"<tr><th>layer</th>{names}</tr>"]
-    for audited in report.layers:
-        cells = (_verdict_cell(audited, precision) for precision in _PRECISIONS)
-        rows.append(f"<tr><th>{breakable(audited.path)}</th>{''.join(cells)}</tr>")
-    return scrolling(f'<table class="stacked">{"".join(rows)}</table>')
-
-
 def _judged_in_fp8(audited: LayerAudit) -> bool:
     """Whether a layer computes in FP8."""
     verdict = audited.verdicts["fp8"]
     return verdict.ok or bool(verdict.tensor)
-
-
-def _verdict_cell(audited: LayerAudit, precision: str) -> str:
-    judged = audited.verdicts[precision]
-    if precision == "fp8" and not _judged_in_fp8(audited):
-        return "<td></td>"
-    loss = (audited.input_damage if precision == "fp8" else audited.damage)[FORMAT_OF[precision]]
-    figures = {"loss": loss}
-    if "output gradient" in audited.ranges or "kernel gradient" in audited.ranges:
-        figures["gradients"] = audited.gradient_error[_PRECISIONS[precision][1]]
-    if not judged.tensor or judged.ok:
-        state = _SCALED if judged.tensor and judged.remedy else _FITS
-    elif not judged.tried:
-        state = _UNTRIED
-    else:
-        deciding = figures.get("gradients", loss) if "gradient" in judged.tensor else loss
-        state = _OVERFLOW if math.isinf(deciding) else _UNFIT
-    tensor = "" if state == _FITS else f": {judged.tensor}"
-    shares = {name: "overflow" if math.isinf(share) else f"{100 * share:.2g}%" for name, share in figures.items()}
-    told = "".join(f"<br>{name} {share}" for name, share in shares.items())
-    return f'<td style="{_STYLES[state]}"><strong>{state}</strong>{tensor}{told}</td>'
-
-
-def _tensors(report: AuditReport) -> str:
-    rows = []
-    for layer in report.layers:
-        for role, values in layer.ranges.items():
-            losses = [values.loss(name) for name in FORMATS]
-            half = losses[0]
-            shares = [f"{lost:.2g}" for lost in (half.overflow, half.zeroed, half.subnormal)]
-            decibels = ["" if math.isnan(loss.sqnr) else f"{loss.sqnr:.1f}" for loss in losses]
-            rows.append([layer.path, role, _span(values), f"{values.smallest:.2g}", *decibels, *shares])
-    lost = (f"{word} in float16" for word in ("overflow", "zeroed", "subnormal"))
-    names = ("layer", "tensor", "range", "smallest", *(f"dB in {name}" for name in FORMATS), *lost)
-    words = "".join(f"<li><em>{word}</em>: {escape(meaning)}</li>" for word, meaning in _WORDS)
-    scales = "Gradients are measured times the loss scale in float16, and FP8 tensors times a scale of their own."
-    return f"<ul>{words}</ul><p>{scales}</p>" + table(names, rows, numbers=range(2, len(names)))

@@ -16,9 +16,8 @@ from keras_mp.fp8.convert import convert
 from keras_mp.numerics.data import batches_of
 from keras_mp.precision.policy import POLICIES
 from keras_mp.reporting.answer import Sentence
-from keras_mp.reporting.pictures import difference_picture
 from keras_mp.reporting.progress import progress
-from keras_mp.reporting.report import PicturedReport, plain_values
+from keras_mp.reporting.report import Report, plain_values
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.system.argument_checks import whole_number
 
@@ -26,7 +25,7 @@ REFERENCE = "float32"
 
 
 @dataclass
-class ParityReport(PicturedReport):
+class ParityReport(Report):
     """The result of `compare_training`.
 
     The picture has the difference of the loss from float32's by step, a line a precision, beside the spread of the
@@ -83,21 +82,6 @@ class ParityReport(PicturedReport):
         """The report as plain Python values; infinities and NaN as strings."""
         return plain_values(vars(self) | {"verdicts": {name: self.verdict(name) for name in self._others}})
 
-    def _svg(self) -> str:
-        # Each curve is the moving mean over a fiftieth of the steps.
-        width = max(1, self.steps // 50)
-        mean = np.full(width, 1 / width)
-        return difference_picture(
-            {
-                name: [np.convolve(curve, mean, "valid").tolist() for curve in curves]
-                for name, curves in self.curves.items()
-            },
-            REFERENCE,
-            x_title="step",
-            y_title="Training loss less float32's with the same seed, the mean of the seeds",
-            first=width,
-        )
-
     def _title(self) -> str:
         return "The same training in several precisions"
 
@@ -149,7 +133,7 @@ def compare_training(
         held_out: batches to measure the final loss on, in the precision that was trained.
 
     Returns:
-        The report: print it, or `to_svg(path)`.
+        The report, to print.
 
     Raises:
         TypeError: If build is no function, or returns no compiled model.

@@ -26,8 +26,6 @@ th, td { text-align: left; padding: 3px 8px; border-bottom: 1px solid var(--line
 th { vertical-align: bottom; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 td.number { white-space: nowrap; }
-.stacked th { vertical-align: top; overflow-wrap: anywhere; }
-.stacked td { border: 1px solid var(--ground); }
 svg { display: block; }
 code { background: var(--code); padding: 1px 4px; }
 .bar { display: flex; height: 28px; margin: 0 0 .5em; }
@@ -38,14 +36,7 @@ pre { overflow-x: auto; }
 pre code { display: block; width: fit-content; min-width: 100%; box-sizing: border-box; padding: 6px 8px; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 24px; list-style: none; margin: 0 0 1em; padding: 0; }
 .legend span { display: inline-block; width: 12px; height: 12px; margin-right: 6px; }
-@media (max-width: 40em) {
-  body { margin: 1em auto; }
-  .stacked, .stacked tbody { display: block; }
-  .stacked tr { display: grid; grid-template-columns: repeat(3, 1fr); }
-  .stacked tr > :first-child { grid-column: 1 / -1; }
-  .stacked tr:first-child > :first-child { display: none; }
-  .stacked td, .stacked th { padding: 3px 4px; }
-}
+@media (max-width: 40em) { body { margin: 1em auto; } }
 """
 
 

@@ -1,4 +1,4 @@
-"""Pictures of reports as SVG, drawn by matplotlib: stacked bars, and curves as differences from a reference."""
+"""Pictures of reports as SVG, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 import io
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,7 @@ from keras_mp.reporting.text import shorten_middle
 from keras_mp.system.packages import install_command
 
 OTHER = "#999999"
-_NAME, _LINE = 44, 110  # characters
-_BAND = 0.22  # how much of the ground the band of the seeds covers
+_NAME, LINE = 44, 110  # characters
 # Letters are text, in the reader's font, and a name is shown as it is written. The ids of the elements do not change.
 _STYLE: Any = {
     "svg.fonttype": "none",
@@ -62,7 +61,7 @@ def svg(draw: Callable[[Any], None], width: float, height: float) -> str:
 
 
 def in_page(picture: Callable[[], str]) -> str:
-    """A picture in an HTML page; none without matplotlib."""
+    """A picture as a part of an HTML page, which has none where matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         return ""
     drawn = picture()
@@ -70,7 +69,7 @@ def in_page(picture: Callable[[], str]) -> str:
 
 
 def stacked_bars(title: str, charts: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
-    """Draws charts of bars whose parts share their length.
+    """Draws charts below each other, of bars whose parts share their length.
 
     Args:
         title: the text above them.
@@ -78,7 +77,7 @@ def stacked_bars(title: str, charts: Mapping[str, Mapping[str, Mapping[str, floa
     """
 
     def draw(figure: Any) -> None:
-        figure.suptitle(shorten_middle(title, _LINE), x=0.01, ha="left", fontweight="bold", fontsize=9.0)
+        figure.suptitle(shorten_middle(title, LINE), x=0.01, ha="left", fontweight="bold", fontsize=9.0)
         heights = [len(bars) + 1 for bars in charts.values()]
         parts_of = figure.subplots(len(charts), height_ratios=heights, squeeze=False)[:, 0]
         for axes, (above, bars) in zip(parts_of, charts.items(), strict=True):
@@ -94,53 +93,3 @@ def stacked_bars(title: str, charts: Mapping[str, Mapping[str, Mapping[str, floa
             axes.legend(loc="upper left", bbox_to_anchor=(0.0, 0.0), ncols=4, frameon=False)
 
     return svg(draw, 800, 60 + sum(90 + 28 * len(bars) for bars in charts.values()))
-
-
-def difference_picture(
-    curves: Mapping[str, Sequence[Sequence[float]]], reference: str, *, x_title: str, y_title: str, first: int = 1
-) -> str:
-    """Draws each precision's curve less the reference's, averaged over seeds.
-
-    A grey band shows how far the reference's own seeds lie from their mean: a line inside it is within seed noise.
-
-    Args:
-        curves: a curve a seed, all of one length, by precision; what is not finite ends its line.
-        reference: the precision that the others are compared with.
-        x_title: the name of what curves go over, such as "step".
-        y_title: the name of the differences.
-        first: x of the first point.
-    """
-    base = np.asarray(curves[reference], "float64")
-    apart = base - base.mean(0)
-    low, high = apart.min(0), apart.max(0)
-    with np.errstate(invalid="ignore"):
-        lines = {name: (np.asarray(seeds) - base).mean(0) for name, seeds in curves.items() if name != reference}
-    below = f"0 is {reference}"
-    if len(base) > 1:
-        below += f"; grey: how far its own {len(base)} seeds lie from their mean"
-
-    def draw(figure: Any) -> None:
-        steps = range(first, first + base.shape[1])
-        axes = figure.add_subplot()
-        axes.set_title(shorten_middle(y_title, _LINE), loc="left", fontweight="bold")
-        axes.set_xlabel(f"{x_title}\n{below}")
-        if len(base) > 1:
-            axes.fill_between(steps, low, high, color=OTHER, alpha=_BAND, linewidth=0, gid="band")
-        axes.axhline(0.0, color=OTHER, linewidth=0.8)
-        for name, colour in colours_of(list(lines)).items():
-            line = np.where(np.isfinite(lines[name]), lines[name], np.nan)
-            axes.plot(steps, line, color=colour, label=name, gid=name)
-        axes.set_ylim(_limits(low, high, lines))
-        axes.legend(loc="best", frameon=False)
-
-    return svg(draw, 760, 440)
-
-
-def _limits(low: np.ndarray, high: np.ndarray, lines: Mapping[str, np.ndarray]) -> tuple[float, float]:
-    """The lower and upper edge without the band's extremes."""
-    band = np.concatenate([low, high])
-    band = band[np.isfinite(band)]
-    ends = [0.0, *(np.quantile(band, [0.05, 0.95]) if band.size else [])]
-    ends += [float(value) for line in lines.values() for value in line if np.isfinite(value)]
-    room = 0.05 * (max(ends) - min(ends)) or 1.0
-    return min(ends) - room, max(ends) + room

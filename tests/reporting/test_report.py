@@ -129,7 +129,7 @@ class TestEveryReport:
     def test_without_matplotlib_a_page_has_its_tables(self, kind, reports, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         page = reports[kind].to_html(tmp_path / "report.html").read_text(encoding="utf-8")
-        assert "<table" in page and "<svg" not in page
+        assert ("<table" in page or not reports[kind]._tables()) and "<svg" not in page
         if isinstance(reports[kind], PicturedReport):
             with pytest.raises(ImportError, match=r"matplotlib draws the picture.*plots"):
                 reports[kind].to_svg(tmp_path / "picture.svg")
