@@ -300,10 +300,6 @@ def bench(
     length: Length = None,
     rounds: Annotated[int, typer.Option(help="Number of measurements of each precision.")] = 20,
     seconds: Annotated[float, typer.Option(help="Approximate length of a measurement; at least one step.")] = 0.5,
-    find_max_batch_size: Annotated[
-        bool, typer.Option("--find-max-batch-size", help="Also find the largest batch that fits.")
-    ] = False,
-    memory_limit: Annotated[float | None, typer.Option(help="Memory limit of a process on a CPU, in GiB.")] = None,
     imports: Imports = None,
     unsafe: Unsafe = False,
     details: Details = False,
@@ -341,8 +337,6 @@ def bench(
         f"{model}: a training step",
         rounds=rounds,
         seconds=seconds,
-        find_max_batch_size=find_max_batch_size,
-        memory_limit=None if memory_limit is None else int(memory_limit * 2**30),
         log=lambda text: typer.echo(text, err=True),
     )
     if not any(row.seconds for row in report.rows):

@@ -171,7 +171,6 @@ def test_data_that_is_none(command, files, file):
         (["bench", "model.keras", "--rounds", "0"], "rounds=0 must be a whole number, 1 or more"),
         (["bench", "model.keras", "--seconds", "-1"], "seconds must be 0 or above, got -1"),
         (["bench", "model.keras", "--compare", "float8"], "float8"),
-        (["bench", "model.keras", "--memory-limit", "-1"], "memory_limit=-1073741824 must be a whole number"),
         (["inspect", "model.keras", "--target", "h10"], "target='h10' is not known. Did you mean 'h100'"),
         (["inspect", "model.keras", "--compare", "float8"], "float8"),
         (["advise", "model.keras", "--target", "h100", "--compare", "float8"], "compare='float8' must be one of"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import RenderableType
@@ -25,7 +25,6 @@ class BenchmarkReport(Report):
         title: the thing that was measured, and the machine.
         base: the name of the row that ratios are to.
         rows: the measurements, a row a precision; one that could not run says why.
-        largest: the largest batch that fits, by row, where `find_max_batch_size` asked for it.
     """
 
     in_the_shell = True
@@ -33,7 +32,6 @@ class BenchmarkReport(Report):
     title: str
     base: str
     rows: list[Measured]
-    largest: dict[str, int] = field(default_factory=dict)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -109,7 +107,7 @@ class BenchmarkReport(Report):
             derived = {"of_base": of_base and of_base.median, "utilization": self.utilization(row.name)}
             first = None if math.isnan(row.first) else row.first
             rows.append(plain_values(measured | {"first": first} | derived | details))
-        return {"title": self.title, "base": self.base, "rows": rows, "largest_batch": self.largest}
+        return {"title": self.title, "base": self.base, "rows": rows}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Names of columns that hold something, and rows' cells."""
@@ -117,10 +115,6 @@ class BenchmarkReport(Report):
         rate = next((row.details["unit"] for row in self.rows if "unit" in row.details), "steps")
         names = [f"{rate}/s" if name == "a second" else name for name in _COLUMNS]
         names[2] = f"time, of {self.base}'s"
-        if self.largest:
-            names.append("largest batch")
-            for row, cells in zip(self.rows, rows, strict=True):
-                cells.append(str(self.largest.get(row.name, "")))
         kept = [place for place, _ in enumerate(names) if place == 0 or any(cells[place] for cells in rows)]
         return [names[place] for place in kept], [[cells[place] for place in kept] for cells in rows]
 

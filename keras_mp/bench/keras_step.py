@@ -63,9 +63,8 @@ def file(
     """A step of a model in a .keras file.
 
     Args:
-        batch_size: the number of samples of a step, by default those of `data`, or 8; with `data`, its rows are
-            repeated or left out.
-        length: the size of each other axis that the model leaves open; with `data`, it has these sizes.
+        batch_size: the number of samples of a step without `data`, by default 8.
+        length: the size of each other axis that the model leaves open, without `data`.
         data: a pickled batch `(x, y)` or `(x, y, sample_weight)` of numpy arrays; by default random numbers.
     """
     check_can_run(precision)
@@ -76,9 +75,6 @@ def file(
     else:
         model, trains = model_of_file(Path(path), imports, unsafe=unsafe)
         batch = pickle.loads(Path(data).read_bytes())
-        rows = len(keras.tree.flatten(batch)[0])
-        taken = [row % rows for row in range(batch_size or rows)]
-        batch = keras.tree.map_structure(lambda leaf: leaf[taken], batch)
     if not trains:
         raise CannotRunError(f"the model in {path!r} is not compiled for training: compile it with a loss, and save it")
     choice = set_global_policy(precision)

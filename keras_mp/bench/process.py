@@ -10,16 +10,10 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_mp.system.host import resident_bytes
-
-# How often a process is asked how much it holds, in seconds.
-_WATCH = 0.05
 # What lets several processes use one GPU: each takes what it needs, when it needs it.
 _SHARED = {
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
@@ -46,15 +40,10 @@ class Process:
 
     Args:
         environment: variables to set there, besides those that are set here.
-        memory_limit: the most bytes that it may hold; it is ended when it holds more. For CPUs, where a process that
-            asks for too much would be ended together with others.
     """
 
-    def __init__(
-        self, environment: Mapping[str, str] = {}, paths: Sequence[str] = (), memory_limit: int | None = None
-    ) -> None:
+    def __init__(self, environment: Mapping[str, str] = {}, paths: Sequence[str] = ()) -> None:
         self._errors = tempfile.TemporaryFile()
-        self._over = False
         ours = [*paths, str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "keras_mp.bench.worker"],
@@ -64,8 +53,6 @@ class Process:
             text=True,
             env={**os.environ, **_SHARED, **environment, "PYTHONPATH": os.pathsep.join(ours)},
         )
-        if memory_limit is not None:
-            threading.Thread(target=self._watch, args=(memory_limit,), daemon=True).start()
 
     def ask(self, do: str, **arguments: Any) -> Any:
         """Asks a question, and waits for the answer.
@@ -98,8 +85,6 @@ class Process:
 
     def _ended(self) -> WorkloadError:
         status = self._process.wait()
-        if self._over:
-            return WorkloadError("out of memory", "it used more memory than the limit")
         if status == -9:
             return WorkloadError("out of memory", "the system ended its process, most often because memory ran out")
         self._errors.seek(0)
@@ -107,11 +92,3 @@ class Process:
         return WorkloadError(
             "failed", f"its process ended with status {status}: {lines[-1] if lines else 'no message'}"
         )
-
-    def _watch(self, limit: int) -> None:
-        while self._process.poll() is None:
-            held = resident_bytes(self._process.pid)
-            if held is not None and held > limit:
-                self._over = True
-                self._process.kill()
-            time.sleep(_WATCH)

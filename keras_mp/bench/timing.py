@@ -13,13 +13,11 @@ from typing import Any
 import keras
 
 from keras_mp.bench.benchmark_report import BenchmarkReport
-from keras_mp.bench.process import WorkloadError
-from keras_mp.bench.workloads import Task, compare, device_of, largest_batch
+from keras_mp.bench.workloads import Task, compare, device_of
 from keras_mp.numerics.data import batches_of
 from keras_mp.precision.policy import PRECISIONS
 from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.system.argument_checks import one_of, whole_number
-from keras_mp.system.host import available_bytes
 
 BASE = "float32"
 
@@ -31,8 +29,6 @@ def benchmark(
     *,
     rounds: int = 20,
     seconds: float = 0.5,
-    find_max_batch_size: bool = False,
-    memory_limit: int | None = None,
     verbose: bool = False,
 ) -> BenchmarkReport:
     """Measures a training step in several precisions.
@@ -50,8 +46,6 @@ def benchmark(
             relative to it.
         rounds: the number of measurements of each precision.
         seconds: the approximate time that each precision runs in a round, in seconds; it runs at least one step.
-        find_max_batch_size: whether to find the largest batch, too, that fits into memory in each precision.
-        memory_limit: the bytes that a process may hold, for CPUs; by default the memory that is free now.
         verbose: whether a line on the standard error says which measurement begins.
 
     Returns:
@@ -84,8 +78,6 @@ def benchmark(
             title,
             rounds=rounds,
             seconds=seconds,
-            find_max_batch_size=find_max_batch_size,
-            memory_limit=memory_limit,
             log=lambda text: print(text, file=sys.stderr) if verbose else None,
         )
 
@@ -112,8 +104,6 @@ def time_in_processes(
     *,
     rounds: int = 20,
     seconds: float = 0.5,
-    find_max_batch_size: bool = False,
-    memory_limit: int | None = None,
     log: Callable[[str], None] = lambda text: None,
 ) -> BenchmarkReport:
     """Measures what a function makes, each in a process.
@@ -121,7 +111,7 @@ def time_in_processes(
     `keras_mp.bench.keras_step` has such functions.
 
     Args:
-        function: "module:function" that takes `precision` besides the arguments, and `batch_size` to find the largest.
+        function: "module:function" that takes `precision` besides the arguments.
         precisions: the precisions, float32 first.
     """
     environment = {"KERAS_BACKEND": keras.backend.backend()}
@@ -130,21 +120,8 @@ def time_in_processes(
     if not seconds >= 0:  # 0 is one step a round
         raise ValueError(f"seconds must be 0 or above, got {seconds}")
     whole_number("rounds", rounds)
-    if memory_limit is not None:
-        whole_number("memory_limit", memory_limit, unit="bytes")
-    limit = memory_limit or available_bytes()
-    rows = compare(tasks, rounds=rounds, seconds=seconds, paths=paths, memory_limit=limit, log=log)
-    largest: dict[str, int] = {}
-    if find_max_batch_size:
-        for task, row in zip(tasks, rows, strict=True):
-            if row.problem not in ("", "out of memory"):
-                continue
-            log(f"{task.name}: looks for the largest batch")
-            try:
-                largest[task.name] = largest_batch(task, row.details.get("batch", 1), paths, limit)
-            except WorkloadError as error:  # of the search; what was measured counts all the same
-                log(f"{task.name}: no largest batch: {error}")
-    return BenchmarkReport(f"{title} on {device_of(rows)}, {keras.backend.backend()}", BASE, rows, largest)
+    rows = compare(tasks, rounds=rounds, seconds=seconds, paths=paths, log=log)
+    return BenchmarkReport(f"{title} on {device_of(rows)}, {keras.backend.backend()}", BASE, rows)
 
 
 def _modules_of(model: keras.Model) -> list[str]:

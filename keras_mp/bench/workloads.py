@@ -1,5 +1,4 @@
-"""Measures workloads, each in a process of its own: interleaved, so that other load meets all of them alike; and the
-largest batch that fits.
+"""Measures workloads, each in a process of its own: interleaved, so that other load meets all of them alike.
 
 for each round, for each workload, beginning with another one each time:  seconds of a few steps
 ratio of a workload to the base = median over the rounds of (its seconds / the base's seconds in that round)
@@ -17,9 +16,6 @@ from typing import Any, NamedTuple
 
 from keras_mp.bench.process import Process, WorkloadError
 from keras_mp.system.argument_checks import whole_number
-
-# Nobody trains with more; where nothing limits the memory, the search ends here.
-MOST = 2**20
 
 
 class Workload(NamedTuple):
@@ -86,7 +82,6 @@ def compare(
     rounds: int = 20,
     seconds: float = 0.5,
     paths: Sequence[str] = (),
-    memory_limit: int | None = None,
     log: Callable[[str], None] = lambda text: None,
 ) -> list[Measured]:
     """Measures workloads, interleaved.
@@ -102,7 +97,7 @@ def compare(
         ValueError: for less than one round.
     """
     rows = {task.name: Measured(task.name) for task in tasks}
-    with contextlib.closing(_Workers(paths, memory_limit)) as workers:
+    with contextlib.closing(_Workers(paths)) as workers:
         for task in tasks:
             log(f"{task.name}: builds and compiles")
             row = rows[task.name]
@@ -133,14 +128,14 @@ def compare(
 class _Workers:
     """The processes of workloads: one each, or one for all."""
 
-    def __init__(self, paths: Sequence[str], memory_limit: int | None) -> None:
-        self._paths, self._memory_limit = paths, memory_limit
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = paths
         self._by_workload: dict[str, Process] = {}
         self.shared: Process | None = None
 
     def load(self, task: Task) -> dict[str, Any]:
         """Builds a workload, runs its first step, returns details."""
-        process = self.shared or Process(task.environment, self._paths, self._memory_limit)
+        process = self.shared or Process(task.environment, self._paths)
         try:
             details = process.ask("load", name=task.name, function=task.function, arguments=dict(task.arguments))
         except BaseException:
@@ -234,57 +229,3 @@ def interleave(
 def ratio(seconds: Sequence[float], base: Sequence[float]) -> Spread:
     """Divides a workload's time by the base's, round by round."""
     return quartiles([mine / other for mine, other in zip(seconds, base, strict=True)])
-
-
-def largest(fits: Callable[[int], bool], start: int, most: int = MOST) -> int:
-    """Finds the largest size that fits, within a sixteenth.
-
-    Doubles while it fits, then halves the gap.
-
-    Args:
-        fits: a function that says whether a size fits; where one does, all smaller ones do.
-        start: the first size to try, at least 1.
-
-    Returns:
-        The largest that was seen to fit; 0 where not even 1 does.
-    """
-    whole_number("start", start)
-    low, high = 0, min(start, most)
-    while fits(high):
-        low = high
-        if high == most:
-            return low
-        high = min(2 * high, most)
-    while high - low > max(1, low // 16):
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def largest_batch(task: Task, start: int, paths: Sequence[str], memory_limit: int | None) -> int:
-    """Finds the largest batch of a task with `batch_size`.
-
-    Each size is tried for two steps, in a process of its own.
-
-    Raises:
-        WorkloadError: If it fails for another reason than memory.
-    """
-
-    def fits(size: int) -> bool:
-        process = Process(task.environment, paths, memory_limit)
-        arguments: Mapping = {**task.arguments, "batch_size": size}
-        try:
-            process.ask("load", name=task.name, function=task.function, arguments=arguments)
-            process.ask("run", name=task.name, steps=1)
-        except WorkloadError as error:
-            if error.kind != "out of memory":
-                raise
-            return False
-        finally:
-            process.close()
-        return True
-
-    return largest(fits, start)

@@ -87,16 +87,13 @@ def peak_process_bytes() -> int | None:
     return peak_size if sys.platform == "darwin" else peak_size * 1024
 
 
-def resident_bytes(process: int | None = None) -> int | None:
-    """Measures a process's resident set.
-
-    Args:
-        process: the number of the process; by default this one.
+def resident_bytes() -> int | None:
+    """Measures this process's resident set.
 
     Returns:
         Bytes, or None where the system does not tell (anything but Linux).
     """
-    return _kilobytes(Path(f"/proc/{'self' if process is None else process}/status"), "VmRSS")
+    return _kilobytes(Path("/proc/self/status"), "VmRSS")
 
 
 def forget_peak() -> bool:

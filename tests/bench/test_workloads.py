@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from keras_mp.bench.process import Process, WorkloadError
-from keras_mp.bench.workloads import Task, answer, compare, largest, largest_batch
+from keras_mp.bench.workloads import Task, answer, compare
 
 HERE = [str(Path(__file__).parent)]
 
@@ -62,18 +62,6 @@ def test_the_peak_is_that_of_a_step_beyond_what_imports_took():
     assert small < 60 * 2**20
 
 
-@pytest.mark.slow
-def test_a_process_that_holds_more_than_the_limit_is_ended():
-    if not Path("/proc/self/status").exists():
-        pytest.skip("this system does not tell what another process holds")
-    rows = compare(
-        [task("modest", "sleeper", seconds=0.01), task("greedy", "keeps", mebibytes=64)],
-        rounds=200, seconds=0.001, paths=HERE, memory_limit=1500 * 2**20,
-    )  # fmt: skip
-    assert [row.problem for row in rows] == ["", "out of memory"]
-    assert rows[1].reason == "it used more memory than the limit"
-
-
 def test_on_a_chip_that_allows_one_process_all_live_in_it():
     first, second = compare(
         [task("a", "one_chip", number=1), task("b", "one_chip", number=2)], rounds=2, seconds=0.001, paths=HERE
@@ -96,30 +84,3 @@ def test_a_process_ends_when_it_is_closed():
     process.ask("load", name="a", function="workloads_for_tests:sleeper", arguments={"seconds": 0})
     process.close()
     assert process._process.returncode is not None
-
-
-@pytest.mark.parametrize("most", [0, 1, 2, 3, 7, 64, 100, 1000, 1001])
-@pytest.mark.parametrize("start", [1, 8, 64, 500])
-def test_the_largest_that_fits_is_found_within_a_sixteenth(most, start):
-    tried = []
-    fitting = largest(lambda size: tried.append(size) or size <= most, start)
-    assert fitting <= most
-    assert most - fitting <= max(0, fitting // 16 if fitting >= 16 else 0)
-    assert len(tried) <= 30 and len(set(tried)) == len(tried)
-
-
-def test_the_search_ends_where_nothing_limits_it():
-    assert largest(lambda size: True, 3, most=100) == 100
-    with pytest.raises(ValueError, match="start=0 must be a whole number, 1 or more"):
-        largest(lambda size: True, 0)
-
-
-@pytest.mark.slow
-def test_the_largest_batch_of_a_workload():
-    if not Path("/proc/self/status").exists():
-        pytest.skip("this system does not tell what another process holds")
-    grows = task("grows", "grows_with_batch", mebibytes=50)
-    size = largest_batch(grows, 2, HERE, memory_limit=700 * 2**20)
-    assert 8 <= size <= 14  # of 50 MiB each, beside what Python and numpy take
-    with pytest.raises(WorkloadError, match="failed"):
-        largest_batch(task("broken", "broken"), 2, HERE, None)

@@ -29,20 +29,6 @@ def holder(mebibytes):
     return Workload(run, {})
 
 
-def grows_with_batch(mebibytes, batch_size):
-    return holder(mebibytes * batch_size)
-
-
-def keeps(mebibytes):
-    kept = []
-
-    def run(steps):
-        kept.append(np.ones((mebibytes, 2**20), "int8"))
-        return 0.001
-
-    return Workload(run, {})
-
-
 def unable():
     raise CannotRunError("this machine has no such units.\nmore lines")
 

@@ -60,7 +60,7 @@ def benchmarked() -> BenchmarkReport:
         Measured("mixed_bfloat16", seconds=[0.1, 0.15], first=1.0, details=details),
         Measured("fp8", "failed", f"no room {MARKUP}"),
     ]
-    return BenchmarkReport(f"a model {MARKUP}", "float32", rows, {"float32": 64})
+    return BenchmarkReport(f"a model {MARKUP}", "float32", rows)
 
 
 def compiled(precision: str = "mixed_bfloat16", *, compare: bool = True) -> CompileReport:
