@@ -30,7 +30,7 @@ Imports = Annotated[
     typer.Option("--import", help="For a .keras file: a module that defines its custom layers; may be repeated."),
 ]
 Unsafe = Annotated[bool, typer.Option("--unsafe", help="Load Python lambdas, which can run arbitrary code.")]
-Html = Annotated[Path | None, typer.Option(help="Write the whole report, pictures inside, as one HTML file.")]
+Html = Annotated[Path | None, typer.Option(help="Write the whole report as one HTML file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 Strategy = Annotated[
     str | None,

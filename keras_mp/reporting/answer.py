@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
 from keras_mp.reporting.html import breakable
@@ -73,6 +73,8 @@ class Sentence:
 
 def html(part: RenderableType | None) -> str:
     """Writes a sentence or table as HTML; no bar."""
+    if isinstance(part, Group):
+        return "".join(map(html, part.renderables))
     return part.html() if isinstance(part, (Sentence, ColumnTable)) else ""
 
 

@@ -1,4 +1,4 @@
-"""The HTML pages of the kit's reports: one file each, pictures inside, for a phone as for a screen, dark or light."""
+"""The HTML pages of the kit's reports: one file each, for a phone as for a screen, dark or light."""
 
 from __future__ import annotations
 
@@ -26,12 +26,8 @@ th, td { text-align: left; padding: 3px 8px; border-bottom: 1px solid var(--line
 th { vertical-align: bottom; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 td.number { white-space: nowrap; }
-svg { display: block; }
 code { background: var(--code); padding: 1px 4px; }
 .bar { display: flex; height: 28px; margin: 0 0 .5em; }
-.limited { position: relative; display: flex; height: 20px; margin: 2px 0 1em; }
-.limited .free { background: var(--line); }
-.limited .limit { position: absolute; top: -4px; bottom: -4px; border-left: 2px solid var(--text); }
 pre { overflow-x: auto; }
 pre code { display: block; width: fit-content; min-width: 100%; box-sizing: border-box; padding: 6px 8px; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 24px; list-style: none; margin: 0 0 1em; padding: 0; }
@@ -100,37 +96,6 @@ def stacked_bar(parts: Mapping[str, float], written: Callable[[float], str]) -> 
         f'<li><span style="background: {colours[name]}"></span>{escape(words[name])}</li>' for name in parts
     )
     return f'<div class="bar">{bar}</div><ul class="legend">{legend}</ul>'
-
-
-def limited_bars(bars: Mapping[str, Mapping[str, float]], written: Callable[[float], str], free: str, end: str) -> str:
-    """Bars of parts that share one limit, a line each.
-
-    What is left of a bar is pale, and a line is at its end.
-
-    Args:
-        bars: the part of the limit that each thing takes, by the text above each bar: 1 is all of it.
-        written: a function that writes such a part.
-        free, end: the names of the pale rest and of the line.
-    """
-    names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
-    colours = colours_of(names)
-    longest = max(1.0, *(sum(parts.values()) for parts in bars.values()))
-    drawn = []
-    for title, parts in bars.items():
-        spans = [_span(name, share, longest, written, f"background: {colours[name]}") for name, share in parts.items()]
-        rest = 1 - sum(parts.values())
-        spans += [_span(free, rest, longest, written, "", "free")] if rest > 0 else []
-        limit = f'<span class="limit" title="{escape(end)}" style="left: {1 / longest:.3%}"></span>'
-        drawn.append(f'<div>{escape(title)}</div><div class="limited">{"".join(spans)}{limit}</div>')
-    legend = "".join(f'<li><span style="background: {colours[name]}"></span>{escape(name)}</li>' for name in names)
-    legend += f'<li><span style="background: var(--line)"></span>{escape(free)}</li>'
-    legend += f'<li><span style="border-left: 2px solid var(--text); width: 0"></span>{escape(end)}</li>'
-    return f'{"".join(drawn)}<ul class="legend">{legend}</ul>'
-
-
-def _span(name: str, share: float, whole: float, written: Callable[[float], str], style: str, kind: str = "") -> str:
-    words = f' title="{escape(f"{name}: {written(share)}")}"' + (f' class="{kind}"' if kind else "")
-    return f'<span{words} style="width: {share / whole:.3%}; {style}"></span>'
 
 
 def _row(tag: str, cells: Sequence[str], numbers: Collection[int]) -> str:

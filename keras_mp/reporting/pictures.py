@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import re
 import warnings
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_mp.reporting.html import colours_of, scrolling
+from keras_mp.reporting.html import colours_of
 from keras_mp.reporting.text import shorten_middle
 from keras_mp.system.packages import install_command
 
@@ -58,14 +57,6 @@ def svg(draw: Callable[[Any], None], width: float, height: float) -> str:
         figure.savefig(text, format="svg", metadata=_METADATA)
     # XML has no way to write control characters, nor half of a pair of surrogates.
     return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text.getvalue())
-
-
-def in_page(picture: Callable[[], str]) -> str:
-    """A picture as a part of an HTML page, which has none where matplotlib is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return ""
-    drawn = picture()
-    return scrolling(drawn[drawn.index("<svg") :])
 
 
 def stacked_bars(title: str, charts: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:

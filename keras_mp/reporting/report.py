@@ -16,7 +16,6 @@ from rich.console import Group, RenderableType
 
 from keras_mp.reporting.answer import COLUMNS, LINES, Details, Sentence, fitting, html, markdown
 from keras_mp.reporting.html import document, folded
-from keras_mp.reporting.pictures import in_page
 from keras_mp.reporting.table import plain_text
 from keras_mp.system.atomic_write import write_text
 
@@ -62,7 +61,7 @@ class Report(ABC):
         return text
 
     def to_html(self, path: str | Path) -> Path:
-        """Writes the report as one HTML file, pictures inside.
+        """Writes the report as one HTML file.
 
         Args:
             path: the file; an existing one is replaced, and missing folders are made.
@@ -87,11 +86,10 @@ class Report(ABC):
         return text
 
     def _html(self) -> str:
-        """The page: the answer, the picture, the tables folded."""
-        picture = in_page(self._svg) if isinstance(self, PicturedReport) else ""
+        """The page: the answer, and the tables folded."""
         tables = (folded(name.capitalize(), "".join(map(html, parts))) for name, parts in self._tables().items())
         said = (sentence.html() for sentence in self._answer())
-        return document(self._title(), [f"<h1>{escape(self._title())}</h1>", *said, picture, *tables])
+        return document(self._title(), [f"<h1>{escape(self._title())}</h1>", *said, *tables])
 
     def _title(self) -> str:
         """The title of the page."""

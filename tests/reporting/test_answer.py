@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from rich.console import Console
 
 import keras_mp
 from keras_mp.planner.report.suggestions import Advice
@@ -100,3 +101,13 @@ def test_a_table_of_words_breaks_words_and_no_name():
     table = ColumnTable("", ("layer", "why"), ("layer", "why"), rows=[(LONG, "why it is so " * 9)])
     lines = plain_text(table, 60).splitlines()
     assert sum("a_block" in line for line in lines) == 1 and max(map(len, lines)) <= 60
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_paragraphs_are_broken_between_words(width, capsys):
+    words = "one two three " * 20
+    Console(width=width).print(Sentence("Label", words), soft_wrap=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= min(width, 120) and " ".join(lines).split()[1:] == words.split()
+    assert lines[0].startswith("Label: one") and all(line.startswith("  ") for line in lines[1:])
+    assert plain_text(Sentence("", "short"), 120) == "short"

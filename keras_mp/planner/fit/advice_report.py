@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import accumulate
 from typing import Any
 
@@ -13,9 +12,8 @@ from rich.console import Group, RenderableType
 from keras_mp.planner.fit.measures import OTHER, PLAIN, SAME, TIME, Measures
 from keras_mp.planner.read.memory import Memory
 from keras_mp.planner.report.compile_report import CompileReport
-from keras_mp.planner.report.compile_table import answer, drawn_parts, on_host
+from keras_mp.planner.report.compile_table import answer, on_host
 from keras_mp.reporting.answer import Sentence
-from keras_mp.reporting.html import document, folded, limited_bars, table
 from keras_mp.reporting.report import Report, plain_values
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import byte_size
@@ -131,25 +129,8 @@ class AdviceReport(Report):
             plain |= {name: getattr(row, name) for name in ("verdict", "missing", "changes", "time")}
         return values
 
-    def _html(self) -> str:
-        parts = [
-            f"<h1>Which chip holds {escape(self.model)}</h1>",
-            f"<p>{escape(_headline(self))}</p>",
-            _fitting(self).html(),
-            table(_COLUMNS, [line for row in self.rows for line in _lines(row)], numbers=range(3, len(_COLUMNS))),
-            "<h2>Memory of one device, by the memory it has</h2>",
-            _picture(self),
-            "<h2>What makes it fit</h2>",
-        ]
-        for row in self.rows:
-            code = f"<pre><code>{escape(chr(10).join(row.code))}</code></pre>" if row.code else ""
-            notes = "".join(f"<p>{escape(note)}</p>" for note in row.notes)
-            parts.append(f"<h3>{escape(row.title)}</h3><p>{escape(_sentence(row))}</p>{code}{notes}")
-            if row.report is not None:
-                parts.append(folded(f"The step on {row.title}", "".join(part.html() for part in answer(row.report))))
-        notes = "".join(f"<p>{escape(note)}</p>" for note in _notes(self))
-        parts.append(folded("Notes", notes))
-        return document(f"Which chip holds {self.model}", parts)
+    def _title(self) -> str:
+        return f"Which chip holds {self.model}"
 
     def _answer(self) -> list[Sentence]:
         """Which chips hold the step, and with what; then the lines that do it, chip by chip."""
@@ -271,14 +252,3 @@ def _sentence(row: ChipAdvice) -> str:
     text += f". {row.reason}" if row.reason else "."
     text += f" On the host: {on_host(row.report)}" if row.report is not None and row.memory.host else ""
     return text + ("" if row.how == COMPILED else f" (From {row.how}.)")
-
-
-def _picture(report: AdviceReport) -> str:
-    """A bar for each chip: what takes its memory, and how much is free; a line where its memory ends."""
-    bars = {}
-    for row in report.rows:
-        memory = row.memory
-        shares = {name: size / memory.capacity for name, size in drawn_parts(memory).items()}
-        title = f"{row.title}: {byte_size(memory.peak)} of {byte_size(memory.capacity)}"
-        bars[title] = shares
-    return limited_bars(bars, "{:.1%} of the memory".format, "free", "all of the memory") if bars else ""
