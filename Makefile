@@ -53,10 +53,10 @@ lint: .venv/test
 	$(BIN)/lint-imports
 
 sweep: .venv/test  ## export_float32 on every architecture of keras.applications.
-	$(BIN)/python tests/sweep.py --markdown docs/tables/export-sweep.md
+	$(BIN)/python benchmarks/sweep.py --markdown docs/tables/export-sweep.md
 
 tasks: .venv/test  ## Every task of KerasHub through the kit; rows that are there already are kept.
-	$(BIN)/python tests/task_sweep.py --markdown docs/tables/kerashub-tasks.md
+	$(BIN)/python benchmarks/task_sweep.py --markdown docs/tables/kerashub-tasks.md
 
 parity: .venv/train  ## The digits recipe in three precisions, three seeds each.
 	$(BIN)/python benchmarks/recipe_parity.py digits --seeds 3 --out docs/tables/digits-parity.md

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 pytest.importorskip("keras_hub")
-from kerashub_tasks import TASKS
-
 import keras_mp
+from benchmarks.kerashub_tasks import TASKS
 
 pytestmark = [pytest.mark.jax, pytest.mark.slow]
 TENSORFLOW = keras.backend.backend() == "tensorflow"

@@ -9,9 +9,9 @@ if keras.backend.backend() != "tensorflow":
     pytest.skip("the tasks run on TensorFlow; what JAX adds is in the tests of each part", allow_module_level=True)
 hub = pytest.importorskip("keras_hub.models", reason="the tasks are KerasHub's: pip install keras-hub")
 
-import task_sweep
-from kerashub_tasks import OUTSIDE, TASKS, steps
-from kerashub_tasks.task import Task, classes, inputs_of, under
+from benchmarks import task_sweep
+from benchmarks.kerashub_tasks import OUTSIDE, TASKS, steps
+from benchmarks.kerashub_tasks.task import Task, classes, inputs_of, under
 
 pytestmark = pytest.mark.slow
 

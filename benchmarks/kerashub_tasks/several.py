@@ -9,7 +9,7 @@ import numpy as np
 from keras_hub.src.models.parseq.parseq_tokenizer import PARSeqTokenizer  # nor
 from keras_hub.src.models.vae.vae_backbone import VAEBackbone  # not among KerasHub's public names
 
-from kerashub_tasks.task import BATCH, LENGTH, VOCABULARY, Task, classes, inputs_of, like_outputs
+from benchmarks.kerashub_tasks.task import BATCH, LENGTH, VOCABULARY, Task, classes, inputs_of, like_outputs
 
 SAMPLES = 2048  # of sound
 _TEXT = dict(vocabulary_size=VOCABULARY, num_layers=1, hidden_dim=16, intermediate_dim=32)

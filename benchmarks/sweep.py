@@ -1,6 +1,6 @@
 """export_float32 and stabilize on every architecture of keras.applications.
 
-    python tests/sweep.py [--only NAME ...] [--markdown docs/tables/export-sweep.md]
+    python benchmarks/sweep.py [--only NAME ...] [--markdown docs/tables/export-sweep.md]
 
 Models are built under mixed_float16 without pretrained weights, at the smallest inputs they take. A row counts the
 low-precision places that Keras's own model.export() leaves beside what export_float32 leaves, and compares the
@@ -12,6 +12,7 @@ import argparse
 import inspect
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 import warnings
@@ -20,6 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 warnings.simplefilter("ignore")  # of the architectures' own, about masks and overflows in float16
@@ -27,11 +29,11 @@ warnings.simplefilter("ignore")  # of the architectures' own, about masks and ov
 import keras
 import numpy as np
 import tensorflow as tf
-from twins import twin
 
 import keras_mp
 from keras_mp.export.low_precision import low_precision
 from keras_mp.export.verification import relative_difference
+from keras_mp.rebuild.model import rebuild, unchanged
 from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.stability.sensitive import sensitive_layers
 
@@ -97,7 +99,7 @@ def row(name: str) -> Row:
         started = time.perf_counter()
         report = keras_mp.export_float32(model, Path(folder) / "float32", verify=batch)
         seconds = time.perf_counter() - started
-        stabilized = keras_mp.stabilize(twin(model))
+        stabilized = keras_mp.stabilize(rebuild(model, unchanged).model)
         try:
             model.export(Path(folder) / "keras", verbose=False)
             keras_places = len(low_precision(Path(folder) / "keras"))

@@ -1,6 +1,6 @@
 """Every task of KerasHub through the kit: stabilize, fit, find_nonfinite, audit, export_float32, convert, save.
 
-    python tests/task_sweep.py [--only NAME ...] [--markdown docs/tables/kerashub-tasks.md]
+    python benchmarks/task_sweep.py [--only NAME ...] [--markdown docs/tables/kerashub-tasks.md]
 
 Tasks are built under mixed_float16 without pretrained weights, at tiny sizes. Where a step of the kit fails, plain
 Keras is run on a fresh task, and what it fails at is shown; a step that fails where plain Keras works is a fault. Each
@@ -20,6 +20,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # the repository, and causal_models
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 warnings.simplefilter("ignore")  # of the tasks' own, about masks and overflows in float16
@@ -27,13 +29,13 @@ warnings.simplefilter("ignore")  # of the tasks' own, about masks and overflows 
 import keras
 import keras_hub
 import tensorflow as tf
-from kerashub_tasks import OUTSIDE, TASKS
-from kerashub_tasks.plain import Failure
-from kerashub_tasks.steps import STEPS, row
 from rich.console import Console
 
-ROOT = Path(__file__).parent.parent
-CONFIGURED = ROOT / "tests/kerashub_tasks"
+from benchmarks.kerashub_tasks import OUTSIDE, TASKS
+from benchmarks.kerashub_tasks.plain import Failure
+from benchmarks.kerashub_tasks.steps import STEPS, row
+
+CONFIGURED = ROOT / "benchmarks/kerashub_tasks"
 RESULTS = ROOT / "build/kerashub-tasks"
 LIMIT = 600  # seconds for a task
 PRELOADED = ["tensorflow", "keras_hub.models"]  # imported once, before the process of each task is forked
@@ -43,7 +45,7 @@ def state(name: str) -> str:
     """A digest of the sources that a row depends on: the kit's, the steps', and those that configure the task."""
     kit = sorted((ROOT / "keras_mp").rglob("*.py"))
     configured = Path(sys.modules[TASKS[name].build.__module__].__file__)
-    models = CONFIGURED.with_name("causal_models.py")
+    models = ROOT / "tests/causal_models.py"
     return _digest([*kit, CONFIGURED / "task.py", CONFIGURED / "steps.py", configured, models])
 
 

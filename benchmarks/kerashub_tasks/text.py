@@ -5,7 +5,7 @@ from typing import Any
 
 import keras_hub.models as hub
 
-from kerashub_tasks.task import CLASSES, LENGTH, VOCABULARY, Task, classes, inputs_of, like_outputs
+from benchmarks.kerashub_tasks.task import CLASSES, LENGTH, VOCABULARY, Task, classes, inputs_of, like_outputs
 
 _LAYERS = dict(num_layers=1, hidden_dim=16, intermediate_dim=32)
 _SIZES = dict(vocabulary_size=VOCABULARY, num_heads=2, **_LAYERS)

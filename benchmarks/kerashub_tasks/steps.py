@@ -13,13 +13,13 @@ import numpy as np
 import tensorflow as tf
 
 import keras_mp
+from benchmarks.kerashub_tasks.plain import failure, one_line, prepared
+from benchmarks.kerashub_tasks.task import BATCH, Task, under
 from keras_mp.export.verification import relative_difference
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.numerics.nonfinite import LOWER_SCALE
 from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.stability.sensitive import sensitive_layers
-from kerashub_tasks.plain import failure, one_line, prepared
-from kerashub_tasks.task import BATCH, Task, under
 
 POLICY = "mixed_float16"
 MOST_STEPS = 20

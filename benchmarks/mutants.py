@@ -1,9 +1,9 @@
 """How many small faults the tests of `make test` find: mutants of the library, each judged by the tests of its room.
 
-    python tests/mutants.py draw                     # tests/mutants.txt: which mutants, from a seed
-    python tests/mutants.py judge --out judged.txt   # runs each on TensorFlow, two at a time; --rooms fp8 for one room
+    python benchmarks/mutants.py draw                     # benchmarks/mutants.txt: which mutants, from a seed
+    python benchmarks/mutants.py judge --out judged.txt   # runs each on TensorFlow, two at a time; --rooms fp8 for one
 
-A mutant is one change of one expression. It is killed when a test of the folder that mirrors its room fails or hangs;
+A mutant is one change of one expression. It is killed when a test of the folder that tests its room fails or hangs;
 the first failure ends its run. One run of the folder without a mutant says which files reach the expression: only
 these are run with the mutant. The list says below a mutant why it changes nothing that a program could see.
 
@@ -28,17 +28,21 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
 LIST = HERE / "mutants.txt"
-SEED = 20261126
-ROOMS = {  # how many of each; the three that must be found best have more
-    "loss_scaling": 20,
-    "fp8": 20,
-    "stability": 20,
-    "lean": 12,
-    "rebuild": 12,
-    "precision": 12,
-    "training": 8,
-    "export": 12,
+SEED = 20261129
+COUNT = 12  # of each room
+ROOMS = {  # the folder of its tests
+    "loss_scaling": "loss_scaling",
+    "optimizer": "loss_scaling",
+    "fp8": "fp8",
+    "stability": "stability",
+    "lean": "lean",
+    "rebuild": "rebuild",
+    "precision": "precision",
+    "training": "training",
+    "treatment": "treatment",
+    "backend": "backend",
 }
 HANGS = 400  # seconds
 SAME = "# equivalent: "
@@ -122,7 +126,7 @@ def mutants_of(file):
         for changed in changes(node):
             start = starts[place.lineno - 1] + place.col_offset
             end = starts[place.end_lineno - 1] + place.end_col_offset
-            path = file.relative_to(HERE.parent).as_posix()
+            path = file.relative_to(ROOT).as_posix()
             line = f"{path} {scopes[id(node)]}: {' '.join(ast.unparse(place).split())} => {changed}"
             alike[line] += 1
             mutants[line if alike[line] == 1 else f"{line}  # {alike[line]}"] = start, end, changed
@@ -133,17 +137,16 @@ def draw():
     """Writes down which mutants, one a line: `file function: expression => text`, and which of several alike."""
     rng = random.Random(SEED)
     lines = [f"# seed {SEED}"]
-    for room, count in ROOMS.items():
-        pattern = "checkpoint*.py" if room == "training" else "*.py"
-        files = sorted((HERE.parent / "keras_mp" / room).glob(pattern))
-        lines += sorted(rng.sample([line for file in files for line in mutants_of(file)], count))
+    for room in ROOMS:
+        files = [file for file in sorted((ROOT / "keras_mp" / room).rglob("*.py")) if "jax" not in str(file)]
+        lines += sorted(rng.sample([line for file in files for line in mutants_of(file)], COUNT))
     LIST.write_text("\n".join(lines) + "\n")
 
 
 def place_of(mutant):
     """A mutant's file, where in its bytes the expression begins and ends, and the text in its place."""
     name = mutant.split(" ")[0]
-    start, end, text = mutants_of(HERE.parent / name)[mutant]
+    start, end, text = mutants_of(ROOT / name)[mutant]
     return name, start, end, text
 
 
@@ -187,7 +190,7 @@ def reached(root, mutants, room, out, options):
     lines.write_text("")
     environment = os.environ | {"MUTANTS_REACHED": str(lines), "PYTHONPATH": str(root)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "mutants_probe", *options]
-    done = subprocess.run([*command, f"tests/{room}"], cwd=root, env=environment, capture_output=True, text=True)
+    done = subprocess.run([*command, f"tests/{ROOMS[room]}"], cwd=root, env=environment, capture_output=True, text=True)
     print(room, done.stdout.strip().splitlines()[-1], flush=True)
     files = {mutant: set() for mutant in mutants}
     for number, file in map(str.split, set(lines.read_text().splitlines())):
@@ -198,12 +201,13 @@ def reached(root, mutants, room, out, options):
 def judge(root, mutant, names, options):
     """Runs the tests that reach a mutant in a child that has imported the frameworks; the name of the failed test."""
     file, before, after = mutated(root, mutant)
-    every = sorted(path.name for path in (root / "tests" / file.parent.name).glob("test_*.py"))
+    folder = f"tests/{ROOMS[mutant.split('/')[1]]}"
+    every = sorted(path.name for path in (root / folder).glob("test_*.py"))
     names = every if "import" in names else [name for name in every if name in names]
     if not names:
         return "SURVIVED: no test reaches it"
     names.sort(key=lambda name: file.stem not in name)
-    tests = [f"tests/{file.parent.name}/{name}" for name in names]
+    tests = [f"{folder}/{name}" for name in names]
     file.write_bytes(after)
     log = root / "judged.log"
     child = os.fork()
@@ -237,7 +241,7 @@ def judge(root, mutant, names, options):
 
 def work(root, mutants, files, out, options):
     os.chdir(root)
-    sys.path[:] = [str(root), str(root / "tests"), *(p for p in sys.path if p not in ("", str(HERE), str(HERE.parent)))]
+    sys.path[:] = [str(root), str(root / "tests"), *(p for p in sys.path if p not in ("", str(HERE), str(ROOT)))]
     sys.dont_write_bytecode = True
     os.environ["PYTHONPATH"] = str(root)
     import jax  # noqa: F401  # imported once here, and not once for each mutant; the kit itself is imported by the child
@@ -268,7 +272,7 @@ def summary(out):
 
 def copied(folder):
     """A copy of the repository, which mutants change."""
-    shutil.copytree(HERE.parent, folder, ignore=shutil.ignore_patterns(".*", "build", "docs"))
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "build", "docs"))
     return folder
 
 
@@ -300,7 +304,7 @@ def main():
         return summary(out)
     done = {line.split(" | ", 2)[2] for line in out.read_text().splitlines()} if out.exists() else set()
     listed = [line for line in LIST.read_text().splitlines() if not line.startswith("#")]
-    gone = [mutant for mutant in listed if mutant not in mutants_of(HERE.parent / mutant.split(" ")[0])]
+    gone = [mutant for mutant in listed if mutant not in mutants_of(ROOT / mutant.split(" ")[0])]
     if gone:
         raise SystemExit("\n".join(["The code of these mutants is no longer there; draw others:", *gone]))
     todo = [mutant for mutant in listed if mutant not in done and mutant.split("/")[1] in asked.rooms]

@@ -8,7 +8,7 @@ import keras_hub.models as hub
 import numpy as np
 from keras_hub.src.models.retinanet.retinanet_label_encoder import RetinaNetLabelEncoder  # not a public name
 
-from kerashub_tasks.task import BATCH, CLASSES, Task, classes, inputs_of, like_outputs, one_hot
+from benchmarks.kerashub_tasks.task import BATCH, CLASSES, Task, classes, inputs_of, like_outputs, one_hot
 
 SIDE = 32
 _IMAGE = (SIDE, SIDE, 3)

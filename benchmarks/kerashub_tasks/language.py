@@ -5,7 +5,7 @@ from typing import Any
 import causal_models
 import keras_hub.models as hub
 
-from kerashub_tasks.task import LENGTH, VOCABULARY, Task, classes, inputs_of
+from benchmarks.kerashub_tasks.task import LENGTH, VOCABULARY, Task, classes, inputs_of
 
 _SIZES = dict(vocabulary_size=VOCABULARY, hidden_dim=16, num_query_heads=4, num_key_value_heads=2, head_dim=8)
 _SIDE = dict(

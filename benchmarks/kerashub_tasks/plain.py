@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kerashub_tasks.task import Task, under
+from benchmarks.kerashub_tasks.task import Task, under
 
 SHOWN = 300  # characters of a message
 

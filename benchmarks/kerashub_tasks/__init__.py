@@ -1,7 +1,7 @@
 """Every task of KerasHub that can be built at a tiny size, without pretrained weights."""
 
-from kerashub_tasks import images, language, several, text
-from kerashub_tasks.task import Task
+from benchmarks.kerashub_tasks import images, language, several, text
+from benchmarks.kerashub_tasks.task import Task
 
 TASKS: dict[str, Task] = {**text.TASKS, **language.TASKS, **images.TASKS, **several.TASKS}
 
