@@ -62,7 +62,7 @@ def values(backbone):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.rare), 4])
 def test_loaded_values_are_those_saved_to_the_bit(devices, preset):
     with keras_mp.parallel.distribute("fully_sharded", devices):
         backbone = load(preset)

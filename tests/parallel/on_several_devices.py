@@ -1,7 +1,6 @@
 """Tests on several devices, which need a process of their own; test_distribute.py starts it."""
 
 import contextlib
-import itertools
 
 import keras
 import numpy as np
@@ -323,23 +322,23 @@ def values_of(model):
 
 @pytest.mark.slow
 def test_a_checkpoint_of_each_layout_loads_into_another(tmp_path):
-    layouts = [(None, 1), *(LAYOUTS if TENSORFLOW else [("data", 4), ("fully_sharded", 8), ("tensor", 4)])]
+    """Trained on one device, and passed from layout to layout in files."""
+    layouts = LAYOUTS if TENSORFLOW else [("data", 4), ("fully_sharded", 8), ("tensor", 4)]
     x, y = batches(CONFIG)[0]
-    for (layout, devices), (other, count) in itertools.pairwise([*layouts, layouts[0]]):
-        file = tmp_path / f"{layout}.keras"
-        with scope_of(layout, devices):
-            model = build(CONFIG)
-            optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3))
-            model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy(), **MODE)
-            model.fit(x, y, batch_size=16, verbose=0)
-            model.save(file)
-            saved, logits = values_of(model), model.predict(x, verbose=0)
+    model, file = build(CONFIG), tmp_path / "model.keras"
+    optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3))
+    model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy(), **MODE)
+    model.fit(x, y, batch_size=16, verbose=0)
+    model.save(file)
+    saved, logits = values_of(model), model.predict(x, verbose=0)
+    for layout, devices in [*layouts, (None, 1)]:
         # No builder is called before the file is loaded.
-        with scope_of(other, count, **({"rules": TENSOR_RULES} if other == "tensor" else {})):
-            loaded = keras.saving.load_model(file)
-            for one, two in zip(saved, values_of(loaded), strict=True):
+        with scope_of(layout, devices, **({"rules": TENSOR_RULES} if layout == "tensor" else {})):
+            model = keras.saving.load_model(file)
+            for one, two in zip(saved, values_of(model), strict=True):
                 np.testing.assert_array_equal(one, two)
-            np.testing.assert_allclose(loaded.predict(x, verbose=0), logits, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(model.predict(x, verbose=0), logits, rtol=1e-4, atol=1e-5)
+            model.save(file)
 
 
 def test_a_batch_that_the_devices_cannot_divide():

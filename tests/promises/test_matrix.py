@@ -6,7 +6,7 @@ import pytest
 import zoo
 
 # What `make test` runs, by column; the rest is slow, and of the rest continuous integration runs every third cell of a
-# row and of a column. On JAX, where a cell takes several times as long, both run a row or none of a column.
+# row and of a column. On JAX, where a cell takes several times as long, each column has one row, quick or slow.
 QUICK = {
     "stabilize": ("convolutional", "attention", "own_code", "translator"),
     "stabilize, FP8": ("functional", "own_step"),
@@ -28,23 +28,17 @@ QUICK_ON_JAX = {
     "prepare, float16": "convolutional",
 }
 SLOW_ON_JAX = {
-    "stabilize": "own_step",
     "stabilize, FP8": "functional",
-    "stabilize, INT8": "convolutional",
     "stabilize, qat_int4": "functional",
-    "stabilize, narrow_frozen": "lora",
-    "make_lean": "lora",
     "make_lean, remat": "gpt",
     "make_lean, FP8, stabilize": "lora",
-    "prepare, float32": "translator",
-    "prepare, float16": "distilled",
 }
 
 
 def marked(row, column, promises):
-    quick_on_jax = QUICK_ON_JAX.get(column) == row
-    quick = row in QUICK.get(column, ()) and matrix.TENSORFLOW or quick_on_jax
-    marks = [pytest.mark.jax] * (quick_on_jax or SLOW_ON_JAX[column] == row) + [pytest.mark.slow] * (not quick)
+    quick = row in QUICK[column] if matrix.TENSORFLOW else QUICK_ON_JAX.get(column) == row
+    on_jax = {**QUICK_ON_JAX, **SLOW_ON_JAX}[column] == row
+    marks = [pytest.mark.jax] * on_jax + [pytest.mark.slow] * (not quick)
     third = (list(zoo.MODELS).index(row) + list(matrix.COLUMNS).index(column)) % 3 == 0
     marks += [pytest.mark.rare] * (matrix.TENSORFLOW and not quick and not third)
     return pytest.param(row, column, promises, marks=marks, id=f"{row}-{column}")
