@@ -78,7 +78,7 @@ def _computes_chosen(training: bool | None = None) -> bool:
 
 def _of_bank(bank: Any, x: Any, chosen: Any, weights: Any) -> Any:
     """The sum of what the chosen experts of a layer make of each token."""
-    names, expert = _BANKS[_definer(bank).__name__](bank)
+    names, expert = _of_family(_BANKS, bank)(bank)
     variables, integers = [getattr(bank, name) for name in names], quantized_banks(bank)
     values = [
         QuantizedBank(*map(_value, integers[name])) if name in integers else _value(variable)
@@ -89,15 +89,13 @@ def _of_bank(bank: Any, x: Any, chosen: Any, weights: Any) -> Any:
 
 def has_banks(cls: type) -> bool:
     """Whether a class of KerasHub, without treatments, holds the weights of experts."""
-    definer = _definer(cls)
-    return definer.__name__ in _BANKS and package_of(definer) == "keras_hub"
+    return _of_family(_BANKS, cls) is not None
 
 
 def bank_names(layer: Any) -> list[str]:
     """The attributes of a layer that hold a matrix for each of its experts; empty where it has no experts."""
-    if not has_banks(original_class(layer)):
-        return []
-    return [name for name in _BANKS[_definer(layer).__name__](layer)[0] if len(getattr(layer, name).shape) == 3]
+    bank = _of_family(_BANKS, layer)
+    return [name for name in bank(layer)[0] if len(getattr(layer, name).shape) == 3] if bank else []
 
 
 def _value(variable: Any) -> Any:
@@ -179,10 +177,15 @@ def _definer(layer_or_class: Any) -> Any:
     return next(base for base in cls.__mro__ if "call" in vars(base))
 
 
-def experts_mixin(cls: type) -> type | None:
+def _of_family(table: dict[str, Any], layer_or_class: Any) -> Any:
+    """The entry for the class of KerasHub that defines the `call`; None where there is none."""
+    definer = _definer(layer_or_class)
+    return table.get(definer.__name__) if package_of(definer) == "keras_hub" else None
+
+
+def experts_mixin(cls: type) -> Any:
     """The mixin for a class of KerasHub that chooses experts; None where there is none."""
-    definer = _definer(cls)
-    return _MIXINS.get(definer.__name__) if package_of(definer) == "keras_hub" else None
+    return _of_family(_MIXINS, cls)
 
 
 def experts_of(layer: Any) -> tuple[Any, str, Any]:
@@ -195,7 +198,7 @@ def experts_of(layer: Any) -> tuple[Any, str, Any]:
     if getattr(layer, "enable_moe_block", False) and hasattr(layer, "moe_expert_bank"):  # Gemma 4's decoder
         chosen, part = layer.num_experts_per_token, layer.moe_expert_bank
         options = {"chosen": chosen}
-    elif experts_mixin(original_class(layer)) is not None and hasattr(layer, "top_k"):
+    elif _of_family(_MIXINS, layer) is not None and hasattr(layer, "top_k"):
         chosen, part, options = layer.top_k, layer, None
     else:
         return None, "", None

@@ -59,7 +59,6 @@ def chosen_experts(
     # Those that get a gradient stand in front.
     places = sorted(range(len(banks)), key=lambda place: not trained[place])
     moving = 2 + sum(trained)
-
     structure = keras.tree.map_structure(lambda _: 0, [banks[place] for place in places])
 
     def of_one(rows: Any, scale: Any, *parts: Any) -> Any:
@@ -69,20 +68,25 @@ def chosen_experts(
         ]
         return expert(rows, scale, *(read[places.index(place)] for place in range(len(read))))
 
-    is_quantized = any(isinstance(bank, QuantizedBank) for bank in banks)
-    of_all = _few_at_once(of_one, experts, moving) if is_quantized else of_one
+    def pulled(upstream: Any, *values: Any) -> list[Any]:
+        fixed = values[moving:]
+        return backend.gradients_of(lambda *moved: of_one(*moved, *fixed), values[:moving], upstream)
+
+    of_all, pulled_of_all = of_one, pulled
+    if any(isinstance(bank, QuantizedBank) for bank in banks):
+        of_all, pulled_of_all = _few_at_once(of_one, experts), _few_at_once(pulled, experts)
 
     @backend.custom_gradient
     def computed(chosen: Any, *values: Any) -> Any:
         scope = backend.gradient_scope()
-        # Through the loop TensorFlow has no forward mode.
+        # Through the loops TensorFlow has no forward mode.
         whole = backend.in_forward_mode(values)
         routes = _Routes.of(chosen, experts, whole)
 
         def gradients_at_once(upstream: Any, *moved: Any) -> list[Any]:
             routes = _Routes.of(chosen, experts, whole=True)
             return backend.gradients_of(
-                lambda *moved: routes.at_once(of_one, *moved, *values[moving:]), moved, upstream
+                lambda *moved: routes.sums(of_one, of_one, *moved, *values[moving:]), moved, upstream
             )
 
         def backward(upstream: Any) -> Any:
@@ -91,42 +95,24 @@ def chosen_experts(
                 anew = backend.barrier(list(values), [upstream])
                 # Gradients of banks as they are read: in float32 they would be twice as large.
                 moved, fixed = [*anew[:2], *(ops.cast(bank, dtype) for bank in anew[2:moving])], anew[moving:]
-                of_first = of_one if whole else of_all
-                own = backend.gradients_of(lambda *moved: routes.at_once(of_first, *moved, *fixed), moved, upstream)
-                own = own if whole else routes.gradients_left(of_one, upstream, moved, fixed, own)
+                own = routes.gradients(pulled if whole else pulled_of_all, pulled, upstream, moved, fixed)
                 own = [ops.cast(gradient, value.dtype) for gradient, value in zip(own, values, strict=False)]
                 own = engine.with_derivatives_of(gradients_at_once, own, [upstream, *values[:moving]])
             return (None, *own, *(None for _ in fixed))
 
-        result = routes.at_once(of_one if whole else of_all, *values)
-        return (result if whole else routes.added_left(of_one, result, *values)), backward
+        return routes.sums(of_one if whole else of_all, of_one, *values), backward
 
     return ops.cast(computed(chosen, x, weights, *keras.tree.flatten([banks[place] for place in places])), dtype)
 
 
-def _few_at_once(expert: Callable[..., Any], experts: int, moving: int) -> Callable[..., Any]:
-    """The same function of the rows and banks of all experts, of which it is given a few at a time.
-
-    Args:
-        moving: the number of its arguments that have a gradient.
-    """
+def _few_at_once(function: Callable[..., Any], experts: int) -> Callable[..., Any]:
+    """The same function of arrays of all experts, of which it is given an eighth at a time."""
     few = next(number for number in range(max(experts // 8, 1), 0, -1) if experts % number == 0)
 
-    def mapped(function: Callable[..., Any], values: Sequence[Any]) -> Any:
+    def of_all(*values: Any) -> Any:
         split = [ops.reshape(value, (experts // few, few, *ops.shape(value)[1:])) for value in values]
         results = ops.map(lambda parts: function(*parts), split)
         return keras.tree.map_structure(lambda x: ops.reshape(x, (experts, *ops.shape(x)[2:])), results)
-
-    @backend.custom_gradient
-    def of_all(*values: Any) -> Any:
-        def backward(upstream: Any) -> Any:
-            def gradients(upstream: Any, *parts: Any) -> list[Any]:
-                fixed = parts[moving:]
-                return backend.gradients_of(lambda *moved: expert(*moved, *fixed), parts[:moving], upstream)
-
-            return (*mapped(gradients, [upstream, *values]), *(None for _ in values[moving:]))
-
-        return mapped(expert, values), backward
 
     return of_all
 
@@ -142,7 +128,7 @@ class _Routes(NamedTuple):
         counts: the number of choices of each expert.
         place: the row of each choice in the product of all experts, shape `(tokens k,)`.
         there: whether it has one.
-        ends: the number of blocks that are left of the experts up to each, shape `(experts,)`.
+        ends: the number of blocks that are left of the experts up to each, shape `(experts,)`; None where none can be.
     """
 
     k: int
@@ -167,122 +153,98 @@ class _Routes(NamedTuple):
         size = tokens if whole else smaller(rows, tokens)
         flat = ops.cast(ops.reshape(chosen, (-1,)), "int32")
         order = ops.cast(ops.argsort(flat), "int32")
-        experts_in_order = ops.take(flat, order)
-        ends = ops.searchsorted(experts_in_order, ops.arange(experts, dtype="int32"), side="right")
-        ends = ops.cast(ends, "int32")
-        starts = ops.concatenate([ops.zeros((1,), "int32"), ends[:-1]])
+        numbers = ops.arange(experts, dtype="int32")
+        starts, stops = (
+            ops.cast(ops.searchsorted(ops.take(flat, order), numbers, side=side), "int32") for side in ("left", "right")
+        )
         within = ops.cast(ops.argsort(order), "int32") - ops.take(starts, flat)
-        left = ops.maximum(ends - starts - 1, 0) // size
-        return cls(k, size, order, starts, ends - starts, flat * size + within, within < size, ops.cumsum(left))
+        ends = None if whole else ops.cumsum(ops.maximum(stops - starts - 1, 0) // size)
+        return cls(k, size, order, starts, stops - starts, flat * size + within, within < size, ends)
 
-    def rows(self, start: Any, count: Any, first: Any) -> tuple[Any, Any]:
-        """The choices of a block of an expert's rows, and which of the block's rows hold one."""
-        places = first + ops.arange(self.size, dtype="int32")
-        there = places < count
-        return ops.take(self.order, ops.where(there, start + places, 0)), there
-
-    def at_once(self, expert: Callable[..., Any], x: Any, weights: Any, *banks: Any) -> Any:
-        """The first rows of all experts in one product, added up for each token: float32."""
-        choices, there = self.rows(self.starts[:, None], self.counts[:, None], 0)
-        table = (choices, there, self.place, self.there)
-        scale = _spread(ops.cast(ops.reshape(weights, (-1, 1)), x.dtype), 1, *table)
-        return _gathered(expert(_spread(x, self.k, *table), scale, *banks), self.k, *table)
-
-    def over_blocks(self, step: Callable[..., Any], state: Sequence[Any]) -> list[Any]:
-        """Calls `step(expert, choices, there, *state) -> state` for each block that is left."""
-
-        def body(block: Any, *state: Any) -> Any:
-            number = ops.sum(ops.cast(self.ends <= block, "int32"))
-            before = ops.where(number > 0, ops.take(self.ends, ops.maximum(number - 1, 0)), 0)
-            first = self.size * (1 + block - before)
-            choices, there = self.rows(ops.take(self.starts, number), ops.take(self.counts, number), first)
-            return (block + 1, *step(number, choices, there, *state))
-
-        start = (ops.zeros((), "int32"), *state)
-        # Fewer blocks are left than there are experts; XLA differentiates TensorFlow's loop again only with a limit.
-        limit = self.ends.shape[0]
-        return list(ops.while_loop(lambda block, *_: block < self.ends[-1], body, start, maximum_iterations=limit)[1:])
-
-    def block(self, x: Any, weights: Any, banks: Sequence[Any], number: Any, choices: Any, there: Any) -> list[Any]:
-        """The rows of a block, their factors, and the banks of its expert."""
-        rows = _masked(ops.take(x, choices // self.k, axis=0), there)
-        scale = _masked(ops.take(ops.cast(ops.reshape(weights, (-1, 1)), x.dtype), choices, axis=0), there)
-        return [rows, scale, *(bank[number] for bank in banks)]
-
-    def added_left(self, expert: Callable[..., Any], result: Any, x: Any, weights: Any, *banks: Any) -> Any:
-        """The result with what is left added to it."""
+    def sums(self, of_all: Callable[..., Any], of_one: Callable[..., Any], x: Any, weights: Any, *banks: Any) -> Any:
+        """What the experts make of each token, added up: float32."""
+        choices, there = self._rows(self.starts[:, None], self.counts[:, None], 0)
+        result = self._gathered(of_all(*self._read(x, weights, choices, there), *banks), self.k)
 
         def step(number: Any, choices: Any, there: Any, result: Any) -> Any:
-            rows = expert(*self.block(x, weights, banks, number, choices, there))
+            rows = of_one(*self._read(x, weights, choices, there), *(bank[number] for bank in banks))
             return (engine.add_at(result, choices // self.k, rows),)
 
-        return self.over_blocks(step, [result])[0]
+        return self._over_blocks(step, [result])[0]
 
-    def gradients_left(
-        self, expert: Callable[..., Any], upstream: Any, moved: list[Any], fixed: list[Any], own: list[Any]
+    def gradients(
+        self, of_all: Callable[..., Any], of_one: Callable[..., Any], upstream: Any, moved: list[Any], fixed: list[Any]
     ) -> list[Any]:
-        """Gradients of x, weights and trained banks with those of what is left added to them."""
-        x, weights, *banks = moved
+        """Gradients of x, weights and trained banks.
 
-        def step(number: Any, choices: Any, there: Any, last: Any, to_x: Any, to_weights: Any, *to_banks: Any) -> Any:
-            block = self.block(x, weights, [*banks, *fixed], number, choices, there)
-            to_rows = ops.cast(ops.take(upstream, choices // self.k, axis=0), x.dtype)
-            rest = block[len(moved) :]
-            of_rows = backend.gradients_of(lambda *block: expert(*block, *rest), block[: len(moved)], to_rows)
-            to_rows, to_scale, *to_parts = of_rows
-            before, to_banks = to_banks[: len(banks)], to_banks[len(banks) :]
+        Args:
+            of_all, of_one: functions of the gradient of rows, the rows, their factors and banks.
+        """
+        x, weights, *banks = moved
+        upstream = ops.cast(upstream, x.dtype)
+
+        def of_rows(function: Callable[..., Any], choices: Any, there: Any, banks: Sequence[Any]) -> Any:
+            to_rows = _masked(ops.take(upstream, choices // self.k, axis=0), there)
+            return function(to_rows, *self._read(x, weights, choices, there), *banks)
+
+        first = self._rows(self.starts[:, None], self.counts[:, None], 0)
+        to_rows, to_scale, *to_banks = of_rows(of_all, *first, [*banks, *fixed])
+
+        def step(number: Any, choices: Any, there: Any, last: Any, to_x: Any, to_weights: Any, *rest: Any) -> Any:
+            parts = [bank[number] for bank in (*banks, *fixed)]
+            to_rows, to_scale, *to_parts = of_rows(of_one, choices, there, parts)
+            before, to_banks = rest[: len(banks)], rest[len(banks) :]
             # Those of an expert's blocks are added up in float32, and rounded once.
             sums = [
                 wide(part) + ops.where(number == last, total, wide(to_bank[number]))
                 for part, total, to_bank in zip(to_parts, before, to_banks, strict=True)
             ]
             place = ops.reshape(number, (1, 1))
-            return (
-                number,
-                engine.add_at(to_x, choices // self.k, _masked(to_rows, there)),
-                engine.add_at(to_weights, choices, _masked(to_scale, there)),
-                *sums,
-                *(
-                    ops.scatter_update(to_bank, place, ops.cast(total, to_bank.dtype)[None])
-                    for to_bank, total in zip(to_banks, sums, strict=True)
-                ),
-            )
+            new = [
+                ops.scatter_update(to_bank, place, ops.cast(total, to_bank.dtype)[None])
+                for to_bank, total in zip(to_banks, sums, strict=True)
+            ]
+            to_x = engine.add_at(to_x, choices // self.k, to_rows)
+            return (number, to_x, engine.add_at(to_weights, choices, to_scale), *sums, *new)
 
-        to_x, to_weights, *to_banks = own
-        sums = [wide(ops.zeros_like(bank[0])) for bank in banks]
-        state = [ops.cast(-1, "int32"), wide(to_x), ops.reshape(to_weights, (-1, 1)), *sums, *to_banks]
-        _, to_x, to_weights, *of_banks = self.over_blocks(step, state)
-        return [to_x, ops.reshape(to_weights, ops.shape(weights)), *of_banks[len(banks) :]]
+        zeros = [wide(ops.zeros_like(bank[0])) for bank in banks]
+        state = [ops.cast(-1, "int32"), self._gathered(to_rows, self.k), self._gathered(to_scale, 1), *zeros, *to_banks]
+        _, to_x, to_weights, *rest = self._over_blocks(step, state)
+        return [to_x, ops.reshape(to_weights, ops.shape(weights)), *rest[len(banks) :]]
 
+    def _rows(self, start: Any, count: Any, first: Any) -> tuple[Any, Any]:
+        """The choices of a block of an expert's rows, and which of the block's rows hold one."""
+        places = first + ops.arange(self.size, dtype="int32")
+        there = places < count
+        return ops.take(self.order, ops.where(there, start + places, 0)), there
 
-def _spread(x: Any, per: int, *table: Any) -> Any:
-    """Rows of all experts, `(experts, C, features)`, from `(choices / per, features)`; 0 where there is none."""
+    def _read(self, x: Any, weights: Any, choices: Any, there: Any) -> list[Any]:
+        """The rows of a block and their factors; 0 where there is none."""
+        scale = ops.cast(ops.reshape(weights, (-1, 1)), x.dtype)
+        taken = ops.take(x, choices // self.k, axis=0), ops.take(scale, choices, axis=0)
+        return [_masked(rows, there) for rows in taken]
 
-    # The table as arguments: JAX cannot recompute a function with a gradient that finds them around it.
-    @backend.custom_gradient
-    def spread(x: Any, *table: Any) -> Any:
-        choices, there, _, _ = table
-        rows = _masked(ops.take(x, choices // per, axis=0), there)
-        return rows, lambda upstream: (ops.cast(_gathered(upstream, per, *table), x.dtype), *(None for _ in table))
+    def _gathered(self, rows: Any, per: int) -> Any:
+        """Rows of all experts in the order of the choices, `per` side by side added up: float32."""
+        taken = ops.take(ops.reshape(rows, (-1, rows.shape[-1])), ops.where(self.there, self.place, 0), axis=0)
+        return ops.sum(ops.reshape(wide(_masked(taken, self.there)), (-1, per, rows.shape[-1])), axis=1)
 
-    return spread(x, *table)
+    def _over_blocks(self, step: Callable[..., Any], state: Sequence[Any]) -> list[Any]:
+        """Calls `step(expert, choices, there, *state) -> state` for each block that is left."""
+        if self.ends is None:
+            return list(state)
 
+        def body(block: Any, *state: Any) -> Any:
+            number = ops.sum(ops.cast(self.ends <= block, "int32"))
+            before = ops.where(number > 0, ops.take(self.ends, ops.maximum(number - 1, 0)), 0)
+            first = self.size * (1 + block - before)
+            choices, there = self._rows(ops.take(self.starts, number), ops.take(self.counts, number), first)
+            return (block + 1, *step(number, choices, there, *state))
 
-def _gathered(rows: Any, per: int, *table: Any) -> Any:
-    """The transpose: float32 `(choices / per, features)` from rows of all experts, those of a token added up."""
-
-    @backend.custom_gradient
-    def gathered(rows: Any, *table: Any) -> Any:
-        _, _, place, there = table
-        taken = ops.take(ops.reshape(rows, (-1, rows.shape[-1])), ops.where(there, place, 0), axis=0)
-        taken = ops.reshape(wide(_masked(taken, there)), (-1, per, rows.shape[-1]))
-        dtype = rows.dtype
-        return ops.sum(taken, axis=1), lambda upstream: (
-            _spread(ops.cast(upstream, dtype), per, *table),
-            *(None for _ in table),
-        )
-
-    return gathered(rows, *table)
+        start = (ops.zeros((), "int32"), *state)
+        # Fewer blocks are left than there are experts; XLA differentiates TensorFlow's loop again only with a limit.
+        limit = self.ends.shape[0]
+        return list(ops.while_loop(lambda block, *_: block < self.ends[-1], body, start, maximum_iterations=limit)[1:])
 
 
 def _masked(rows: Any, there: Any) -> Any:

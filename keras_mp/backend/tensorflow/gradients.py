@@ -11,7 +11,7 @@ import tensorflow as tf
 # Private: no public name tells whether forward mode follows a tensor.
 from tensorflow.python.eager import forwardprop_util
 
-from keras_mp.backend.tensorflow.tensors import as_tensor
+from keras_mp.backend.tensorflow.tensors import as_tensor, dense
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,7 +39,7 @@ def gradients_of(function: Callable[..., Any], arguments: Sequence[Any], upstrea
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(list(arguments))
         result = function(*arguments)
-    return tape.gradient(result, list(arguments), upstream, tf.UnconnectedGradients.ZERO)
+    return list(map(dense, tape.gradient(result, list(arguments), upstream, tf.UnconnectedGradients.ZERO)))
 
 
 def register_gradient(operation: str, gradient: Callable[..., Any]) -> None:
