@@ -34,6 +34,7 @@ def trained(strategy, weights, x):
 
 
 @only_jax
+@pytest.mark.slow
 def test_values_are_those_of_one_device():
     random = np.random.default_rng()
     x = {"token_ids": random.integers(0, 32, (64, 8)), "padding_mask": np.ones((64, 8), "int32")}
