@@ -204,6 +204,19 @@ def test_own_code_stays_where_the_choice_saves_nothing():
     ]
 
 
+@pytest.mark.slow
+def test_inspect_counts_products_of_the_loop_once_and_says_so():
+    model, sizes = keras_mp.lean.make_lean(task("Qwen3Moe")), MODELS["Qwen3Moe"]
+    x = causal_models.batch(model)
+    report = keras_mp.inspect(model, (x, x["token_ids"]), target="cpu")
+    assert "Products in loops of unknown length count once: for chosen experts, balanced routing." in report.notes
+    rows, width, inner = 16, sizes["hidden_dim"], sizes["moe_intermediate_dim"]  # 1.25 of 32 x 2 / 8, in steps of 16
+    once = 2 * rows * (width * 2 * inner + inner * width)
+    forward = [one for one in report.matmuls if one.layer.endswith("moe_block") and one.role == "forward"]
+    for counted, experts in ((True, sizes["num_experts"]), (False, 1)):
+        assert sum(one.flops for one in forward if one.counted is counted) == experts * once
+
+
 @pytest.mark.parametrize("name", ["Qwen3Moe", "GptOss"])
 def test_stabilize_lets_routers_choose_in_float32(name):
     """On TensorFlow plain Keras fails in 16 bits: blocks of Mixtral and Qwen multiply a loss in float32 by 16 bits."""

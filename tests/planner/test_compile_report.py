@@ -254,6 +254,8 @@ def test_a_recurrent_layer_counts_its_steps():
     report = keras_mp.inspect(model, tensor((4, 7, 16)), "host", training=False)
     # Four gates, from the input and from the state, for each of seven steps.
     assert report.flops == 2 * 7 * 4 * 4 * 8 * (16 + 8)
+    trained = keras_mp.inspect(model, (tensor((4, 7, 16)), tensor((4, 8))), "host")
+    assert {(matmul.repeats, matmul.counted) for matmul in trained.matmuls} == {(7, True)}
 
 
 @pytest.mark.jax

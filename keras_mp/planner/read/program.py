@@ -433,11 +433,11 @@ def _trips(operation: Any, functions: dict[str, Any]) -> int | None:
     condition = operation.regions[0].blocks[0]
     inits = dict(zip(condition.arguments, operation.operands, strict=True))
     rounds = _bounds(list(condition.operations)[-1].operation.operands[0], {}, inits, functions)
-    return min(rounds, default=None)
+    return None if None in rounds else min(rounds, default=None)
 
 
-def _bounds(value: Any, passed: dict[Any, Any], inits: dict[Any, Any], functions: dict[str, Any]) -> list[int]:
-    """The rounds after which each `counter < limit` that a condition holds ends the loop."""
+def _bounds(value: Any, passed: dict[Any, Any], inits: dict[Any, Any], functions: dict[str, Any]) -> list[Any]:
+    """The rounds after which each `counter < limit` of a condition ends the loop; None where a step computes it."""
     owner = getattr(value.owner, "operation", value.owner)
     kind = getattr(owner, "name", "").removeprefix("stablehlo.")
     if kind in ("and", "reshape"):
@@ -453,16 +453,17 @@ def _bounds(value: Any, passed: dict[Any, Any], inits: dict[Any, Any], functions
     if kind != "compare" or "LT" not in str(owner.attributes["comparison_direction"]):
         return []
     counter, limit = (passed.get(operand, operand) for operand in owner.operands)
-    start, stop = _constant(inits.get(counter, counter)), _constant(inits.get(limit, limit))
-    return [] if counter not in inits or start is None or stop is None else [max(0, stop - start)]
+    start, limit = _constant(inits.get(counter, counter)), inits.get(limit, limit)
+    loop = getattr(limit.owner, "operation", limit.owner)  # whose rounds the loop of its gradient takes
+    stop = _trips(loop, functions) if getattr(loop, "name", "") == "stablehlo.while" else _constant(limit)
+    return [stop and max(0, stop - start)] if counter in inits and start is not None else []
 
 
 def _constant(value: Any) -> int | None:
     owner = getattr(value.owner, "operation", value.owner)
     if getattr(owner, "name", "") != "stablehlo.constant":
         return None
-    attribute = ir.DenseIntElementsAttr(owner.attributes["value"])
-    return int(attribute[0])
+    return int(ir.DenseIntElementsAttr(owner.attributes["value"])[0])
 
 
 def _shape(value: Any) -> Array:
