@@ -36,15 +36,30 @@ class QuantizationAware(Serves, SavesLora):
     def call(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         twin = quantized_twin(self)
         if not isinstance(self, keras.layers.Embedding):
-            function = self.activation or keras.activations.linear
-            vars(twin)["activation"] = lambda product: function(self._with_gradient(product, inputs, twin))
+            function, kernel = self.activation or keras.activations.linear, keras.ops.convert_to_tensor(self._kernel)
+
+            def product(inputs: Any, kernel: Any) -> Any:
+                plain = _twin(self, _kernel=kernel, bias=None, activation=None, lora_enabled=False)
+                return super(QuantizationAware, plain).call(keras.ops.stop_gradient(_read(twin, inputs)))  # type: ignore[misc]
+
+            vars(twin)["activation"] = lambda x: function(_with_gradient(x, product, inputs, kernel))
             return twin.quantized_call(inputs, *args, **kwargs)
         outputs = twin.quantized_call(inputs, *args, **kwargs)
-        if kwargs.get("reverse") or any(args):
-            return self._logits_with_gradient(outputs, inputs, twin)
-        plain = _twin(self, _embeddings=keras.ops.convert_to_tensor(self._embeddings), lora_enabled=False)
-        rows = keras.ops.cast(super(QuantizationAware, plain).call(inputs), outputs.dtype)  # type: ignore[misc]
-        return _from_both(outputs, rows)
+        if not kwargs.get("reverse") and not any(args):
+            plain = _twin(self, _embeddings=keras.ops.convert_to_tensor(self._embeddings), lora_enabled=False)
+            rows = keras.ops.cast(super(QuantizationAware, plain).call(inputs), outputs.dtype)  # type: ignore[misc]
+            return _from_both(outputs, rows)
+        cap = self.logit_soft_cap
+
+        def logits(*operands: Any) -> Any:
+            x, table = _operands(twin, *operands)
+            logits = keras.ops.matmul(x, keras.ops.transpose(table) if _is_tied(twin) else table)
+            return logits if cap is None else cap * keras.ops.tanh(logits / cap)
+
+        # Keras's own logits in int8 have no gradient.
+        weights = keras.ops.convert_to_tensor(self._embeddings if self.tie_weights else self.reverse_embeddings)
+        dequantized = dequantized_weights(twin, weights.dtype)
+        return _with_gradient(keras.ops.stop_gradient(outputs), logits, inputs, weights, dequantized)
 
     def served(self: Any) -> Any:
         """The layer as it is quantized."""
@@ -58,47 +73,6 @@ class QuantizationAware(Serves, SavesLora):
     def _get_embeddings_with_merged_lora(self: Any) -> tuple[Any, Any, Any]:
         return self._embeddings, getattr(self, "embeddings_scale", None), getattr(self, "embeddings_zero", None)
 
-    def _with_gradient(self: Any, product: Any, inputs: Any, quantized: Any) -> Any:
-        """A product, also with the gradient that the float product has for the kernel."""
-
-        def plain(inputs: Any, kernel: Any) -> Any:
-            twin = _twin(self, _kernel=kernel, bias=None, activation=None, lora_enabled=False)
-            return keras.ops.cast(super(QuantizationAware, twin).call(inputs), product.dtype)  # type: ignore[misc]
-
-        @backend.custom_gradient
-        def same(product: Any, inputs: Any, kernel: Any) -> Any:
-            def gradient(upstream: Any) -> Any:
-                of_kernel = backend.gradients_of(functools.partial(plain, _read(quantized, inputs)), [kernel], upstream)
-                return upstream, None, *of_kernel
-
-            return product, gradient
-
-        return same(product, inputs, keras.ops.convert_to_tensor(self._kernel))
-
-    def _logits_with_gradient(self: Any, logits: Any, inputs: Any, twin: Any) -> Any:
-        """Logits with the gradients of the product of inputs and dequantized weights: Keras's own have none."""
-        transposed = self.tie_weights
-        kernel = keras.ops.convert_to_tensor(self._embeddings if transposed else self.reverse_embeddings)
-
-        @backend.custom_gradient
-        def same(logits: Any, inputs: Any, kernel: Any, dequantized: Any) -> Any:
-            def product(inputs: Any, kernel: Any) -> Any:
-                return keras.ops.cast(keras.ops.matmul(inputs, kernel), logits.dtype)
-
-            def gradient(upstream: Any) -> Any:
-                cap = self.logit_soft_cap
-                if cap is not None:
-                    upstream = upstream * (1 - keras.ops.square(logits / cap))
-                operands = [_read(twin, inputs), dequantized]
-                to_inputs, to_kernel = backend.gradients_of(product, operands, upstream)
-                to_kernel = keras.ops.transpose(to_kernel) if transposed else to_kernel
-                return None, to_inputs, keras.ops.cast(to_kernel, kernel.dtype), None
-
-            return logits, gradient
-
-        dequantized = dequantized_weights(twin, kernel.dtype)
-        return same(logits, inputs, kernel, keras.ops.stop_gradient(dequantized))
-
 
 def logits_operands(layer: Any, features: Any, kernel: Any) -> tuple[Any, Any]:
     """The operands whose product is the logits of a layer that trains so, with the gradients of those that are given.
@@ -111,12 +85,19 @@ def logits_operands(layer: Any, features: Any, kernel: Any) -> tuple[Any, Any]:
         Features, in float32 and dequantized where the layer quantizes its inputs; and dequantized weights.
     """
     twin = quantized_twin(layer)
+    features = keras.ops.cast(features, "float32") if twin.inputs_quantizer else features
+    return _operands(twin, features, kernel, dequantized_weights(twin, kernel.dtype))
+
+
+def _operands(twin: Any, features: Any, kernel: Any, dequantized: Any) -> tuple[Any, Any]:
+    dequantized = keras.ops.transpose(dequantized) if _is_tied(twin) else dequantized
     if twin.inputs_quantizer:
-        features = keras.ops.cast(features, "float32")
         features = _from_both(keras.ops.stop_gradient(_read(twin, features)), features)
-    dequantized = keras.ops.stop_gradient(dequantized_weights(twin, kernel.dtype))
-    transposed = isinstance(layer, keras.layers.ReversibleEmbedding) and layer.tie_weights
-    return features, _from_both(keras.ops.transpose(dequantized) if transposed else dequantized, kernel)
+    return features, _from_both(keras.ops.stop_gradient(dequantized), kernel)
+
+
+def _is_tied(layer: Any) -> bool:
+    return isinstance(layer, keras.layers.ReversibleEmbedding) and layer.tie_weights
 
 
 def _read(twin: Any, inputs: Any) -> Any:
@@ -126,6 +107,19 @@ def _read(twin: Any, inputs: Any) -> Any:
     codes, scale = twin.inputs_quantizer(inputs, axis=getattr(twin, "quantization_axis", -1))
     codes, scale = keras.ops.cast(codes, "float32"), keras.ops.cast(scale, "float32")
     return keras.ops.cast(keras.ops.divide(codes, scale), inputs.dtype)
+
+
+def _with_gradient(value: Any, function: Callable[..., Any], *operands: Any) -> Any:
+    """A value, also with the gradients that a function of operands has."""
+
+    @backend.custom_gradient
+    def same(value: Any, *operands: Any) -> Any:
+        def as_value(*operands: Any) -> Any:
+            return keras.ops.cast(function(*operands), value.dtype)
+
+        return value, lambda upstream: (upstream, *backend.gradients_of(as_value, list(operands), upstream))
+
+    return same(value, *operands)
 
 
 @backend.custom_gradient
@@ -246,7 +240,14 @@ def _tensor(x: Any) -> Any:
 
 
 def _exactly(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda x, y: function(_unknown(x, y), _unknown(y, x))
+    def exact(x: Any, y: Any) -> Any:
+        result = function(_unknown(x, y), _unknown(y, x))
+        if keras.ops.is_tensor(x) and keras.ops.is_tensor(y) or backend.is_concrete(result):
+            return result
+        # A scale: of a / (b / 15) the compiler would make 15 a / b, another code where a is halfway between two.
+        return backend.barrier([result], [])[0]
+
+    return exact
 
 
 def _unknown(x: Any, beside: Any) -> Any:

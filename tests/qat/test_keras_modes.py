@@ -70,6 +70,32 @@ def test_two_hundred_random_layers(mode, block, policy):
         check_bits(16, policy, mode, block, jitted=bool(np.random.default_rng().integers(2)))
 
 
+def halfway(shape, mode, block, generator):
+    """Weights halfway between two codes: where a compiler divides in another order, they get the other one."""
+    largest = generator.uniform(0.1, 4, shape[-1]).astype("float32")
+    if block is not None:
+        return generator.choice([-1, 1], shape).astype("float32") * largest  # the zero point is halfway
+    most = 127 if mode == "int8" else 7
+    weights = (generator.integers(-most, most, shape) + 0.5).astype("float32") * (largest / most)
+    weights[0] = largest
+    return weights
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_halfway_between_codes(mode):
+    mode, block = MODES[mode]
+    dense, generator = keras.layers.Dense(200, use_bias=False), np.random.default_rng()
+    model = keras.Sequential([keras.Input((64,)), dense])
+    dense.kernel.assign(halfway((64, 200), mode, block, generator))
+    keras_mp.convert(model, config_of(mode, block))
+    model.compile(jit_compile=True)
+    rows = np.eye(64, dtype="float32")
+    trained = predicted(model, rows)
+    model.quantize(mode, config=config_of(mode, block))
+    np.testing.assert_array_equal(trained, predicted(model, rows))
+
+
 def dequantized(kernel, mode, block):
     """The numbers that codes stand for, by the definitions that Keras's documentation has; float64."""
     kernel = kernel.astype("float64")
