@@ -71,10 +71,11 @@ TWO_SIDED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build(name: str) -> Any:
-    """The named task, with random weights, under the global policy."""
+def build(name: str, **changed: Any) -> Any:
+    """The named task, with random weights, under the global policy; `changed` are arguments of its backbone."""
     backbone, arguments = (DECODERS | TWO_SIDED)[name]
-    return getattr(keras_hub.models, name)(backbone=getattr(keras_hub.models, backbone)(**arguments), preprocessor=None)
+    built = getattr(keras_hub.models, backbone)(**{**arguments, **changed})
+    return getattr(keras_hub.models, name)(backbone=built, preprocessor=None)
 
 
 def batch(model: Any) -> dict[str, np.ndarray]:

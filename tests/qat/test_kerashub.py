@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 
 pytest.importorskip("keras_hub")
+import causal_models
+
 import keras_mp
 from benchmarks.kerashub_tasks import TASKS
+from keras_mp.precision.hardware import current_device
 
 pytestmark = [pytest.mark.jax, pytest.mark.slow]
 TENSORFLOW = keras.backend.backend() == "tensorflow"
+JAX_ON_A_CPU = not TENSORFLOW and current_device().kind == "cpu"
 TASK_NAMES = ("GemmaCausalLM", "LlamaCausalLM", "BertTextClassifier", "ViTImageClassifier")
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 # In continuous integration each backend has some of the product that the other has not.
@@ -30,7 +34,7 @@ CASES = [
 
 def predicted(model, x):
     model.make_predict_function(force=True)
-    return [np.asarray(each).tobytes() for each in keras.tree.flatten(model.predict_on_batch(x))]
+    return [np.asarray(output).tobytes() for output in keras.tree.flatten(model.predict_on_batch(x))]
 
 
 def loaded(model, path):
@@ -46,10 +50,11 @@ def loaded(model, path):
 
 @pytest.mark.parametrize("name, mode, policy, lora", CASES)
 def test_what_was_trained_is_what_is_served(name, mode, policy, lora, tmp_path):
+    if name == "LlamaCausalLM" and policy == "mixed_float16" and JAX_ON_A_CPU:
+        pytest.skip("JAX has no float16 attention on a CPU: run it on a GPU")
     keras.config.set_dtype_policy(policy)
-    config = TASKS[name]
-    model = config.build()
-    x, y = config.data(model)
+    model = causal_models.build(name, num_layers=1) if name in causal_models.DECODERS else TASKS[name].build()
+    x, y = TASKS[name].data(model)
     if lora == "LoRA":
         model.backbone.enable_lora(2)
     keras_mp.convert(model, mode)
