@@ -247,8 +247,8 @@ register_calls({"convert": convert})
 
 
 def trains_quantized(scaling: Any) -> bool:
-    """Whether what `convert` is given asks for quantization-aware training."""
-    named = isinstance(scaling, str) and scaling.startswith("qat_")
+    """Whether what `convert` is given asks for quantization-aware training, maybe by a wrong name."""
+    named = isinstance(scaling, str) and scaling.lower().startswith(("qat", "int4", "litert"))
     return named or isinstance(scaling, keras.quantizers.QuantizationConfig)
 
 

@@ -16,7 +16,7 @@ import keras
 
 from keras_mp.backend.common.keras_private import get_keras_mask, operation_fn, set_keras_mask
 from keras_mp.rebuild.merged import is_adapted
-from keras_mp.rebuild.notes import treatments_of
+from keras_mp.rebuild.notes import FLOAT8, QAT, treatments_of
 from keras_mp.rebuild.walk import Config, calls_of, graph_of, layers_by_path
 from keras_mp.stability.float32_layers import activation_of
 from keras_mp.treatment.change import change
@@ -415,7 +415,7 @@ def to_litert(model: keras.Model, quantize: str, select: Any = None) -> keras.Mo
         quantize: "int8" or "int16x8".
 
     Raises:
-        ValueError: select is given, or the model has no graph, or a layer in it is quantized or has LoRA.
+        ValueError: select is given, or the model has no graph, or a layer in it is quantized, has LoRA or is converted.
     """
     if select is not None:
         raise ValueError("select is not for LiteRT, whose converter quantizes whatever has ranges: leave it out")
@@ -424,9 +424,11 @@ def to_litert(model: keras.Model, quantize: str, select: Any = None) -> keras.Mo
             f"convert({model.name!r}): for LiteRT a model must be functional or sequential, so that it is known what "
             f"reads what; {model.name!r} is a {type(model).__name__}"
         )
-    adapted = [path for path, layer in layers_by_path(model).items() if is_adapted(layer)]
-    if adapted:
-        raise ValueError(f"convert({model.name!r}): {adapted[0]!r} is quantized or has LoRA: merge it before")
+    for path, layer in layers_by_path(model).items():
+        if is_adapted(layer):
+            raise ValueError(f"convert({model.name!r}): {path!r} is quantized or has LoRA: merge it before")
+        if treatments_of(layer).keys() & {FLOAT8, QAT}:
+            raise ValueError(f"convert({model.name!r}): {path!r} is converted already: revert(model, 'convert') before")
     wanted = [(graph, {LITERT: {"bits": BITS[quantize], "inputs": graph is model}}) for graph in _graphs(model)]
     change(model, wanted)
     return model

@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_mp import backend
 from keras_mp.qat.keras_modes import WEIGHTS, QuantizationAware, quantized_twin
-from keras_mp.qat.litert_ranges import to_litert
+from keras_mp.qat.litert_ranges import to_litert, trained_for
 from keras_mp.rebuild.merged import merged_weights
 from keras_mp.rebuild.notes import FLOAT8, QAT, original_class, quantization_trained_for, treatments_of
 from keras_mp.rebuild.walk import layers_by_path
@@ -60,10 +60,15 @@ def convert(model: keras.Model, mode: Any, select: Select | None = None) -> kera
     config = mode_of(mode)
     if config.mode not in ("int8", "int4"):
         raise ValueError(f"scaling={config.mode!r} is no mode to train for: Keras's configs for int8 and int4 are")
-    chosen = {path: layer for path, layer in _quantizable(model).items() if select is None or select(path, layer)}
+    if (file := trained_for(model)) is not None:
+        raise ValueError(f"convert({model.name!r}): it trains for LiteRT's {file}: revert(model, 'convert') before")
+    layers = _quantizable(model)
+    chosen = {path: layer for path, layer in layers.items() if select is None or select(path, layer)}
     reasons = {path: reason for path, layer in chosen.items() if (reason := why_not(layer, config))}
     if len(reasons) == len(chosen) or (select is not None and reasons):
-        told = "; ".join(f"{path}: {reason}" for path, reason in reasons.items()) or "no layer is chosen"
+        none = "It has no layer that Keras quantizes, Dense, EinsumDense or embeddings: 'qat_litert' takes convolutions"
+        none = f"select chose none of {', '.join(layers)}" if layers else none
+        told = "; ".join(f"{path}: {reason}" for path, reason in reasons.items()) or none
         raise ValueError(f"convert({model.name!r}): cannot train for {config.mode}. {told}")
     options = keras.saving.serialize_keras_object(config)
     change(model, [(layer, {QAT: options}) for path, layer in chosen.items() if path not in reasons])

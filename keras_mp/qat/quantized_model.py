@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_mp.qat.litert_ranges import trained_for
 from keras_mp.rebuild.compared import made_up_batches
 from keras_mp.rebuild.notes import QAT, quantization_trained_for, treatments_of
 from keras_mp.rebuild.walk import children_of, layers_by_path
@@ -44,6 +45,10 @@ def quantize(model: keras.Model, sample: Any = None) -> keras.Model:
     """
     check_built(model)
     layers = [layer for layer in layers_by_path(model).values() if quantization_trained_for(layer) is not None]
+    if not layers and (file := trained_for(model)) is not None:
+        raise ValueError(
+            f"quantize({model.name!r}): it trains for LiteRT's {file}, which keras_mp.export.export_litert writes"
+        )
     if not layers:
         raise ValueError(
             f"quantize({model.name!r}): no layer trains for int8 or int4. Call keras_mp.convert(model, "

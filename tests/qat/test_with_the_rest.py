@@ -141,10 +141,21 @@ def test_select_report_and_refusals():
     assert "Int4QuantizationConfig(block_size=16))" in str(keras_mp.report(model, scaling=config_of("int4", 16)))
     with pytest.raises(ValueError, match="scaling='qat_litert' must be one of 'qat_int8', 'qat_int4'"):
         keras_mp.report(model, scaling="qat_litert")
-    with pytest.raises(ValueError, match="Did you mean 'qat_int8'"):
-        keras_mp.convert(model, "qat_int")
-    with pytest.raises(ValueError, match="no layer is chosen"):
+    for wrong, right in (("qat_int", "qat_int8"), ("int4", "qat_int4"), ("QAT-int4", "qat_int4")):
+        with pytest.raises(ValueError, match=f"scaling='{wrong}' must be .* Did you mean '{right}'"):
+            keras_mp.convert(model, wrong)
+    with pytest.raises(ValueError, match="select chose none of table, second, split, inner, head"):
         keras_mp.convert(model, "qat_int8", select=lambda path, layer: False)
+    convolution = keras.Sequential([keras.Input((4, 4, 1)), keras.layers.Conv2D(2, 3)])
+    with pytest.raises(ValueError, match="It has no layer that Keras quantizes, .* 'qat_litert' takes"):
+        keras_mp.convert(convolution, "qat_int8")
+    with pytest.raises(ValueError, match="'split' is converted already: revert"):
+        keras_mp.convert(model, "qat_litert")
+    keras_mp.convert(convolution, "qat_litert")
+    with pytest.raises(ValueError, match="it trains for LiteRT's int8: revert"):
+        keras_mp.convert(convolution, "qat_int8")
+    with pytest.raises(ValueError, match="it trains for LiteRT's int8, which .*export_litert writes"):
+        keras_mp.quantize(convolution)
     narrow = language_model("bfloat16")
     with pytest.raises(ValueError, match="build the model under 'mixed_bfloat16'"):
         keras_mp.convert(narrow, "qat_int4")
