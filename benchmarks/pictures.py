@@ -6,7 +6,6 @@ tokens, compiled for an H100; minutes on 2 cores. peers: docs/results/peers-*.sv
 
 import os
 import runpy
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -17,10 +16,26 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import keras
+from svg_pictures import stacked_bars
 
 import keras_mp
+from keras_mp.planner.report.compile_report import CompileReport
+from keras_mp.planner.report.compile_table import drawn_parts
+from keras_mp.reporting.text import byte_size
 
 DOCS = ROOT / "docs"
+
+
+def step_picture(report: CompileReport) -> str:
+    """Memory at the peak and operations by dtype, a bar for each precision that was compiled, as SVG."""
+    reports = {report.precision: report, **report.compared}
+    memory = {f"{name}: {byte_size(other.memory.peak)}": drawn_parts(other.memory) for name, other in reports.items()}
+    operations = {name: other.shares for name, other in reports.items()}
+    charts = {
+        "Memory of a step at its peak, by what takes it": memory,
+        "Operations of the products, by the dtype of their operands as compiled": operations,
+    }
+    return stacked_bars(f"{report.model}, on {report.title}", charts)
 
 
 def start():
@@ -30,9 +45,9 @@ def start():
         os.chdir(folder)
         Path("page.py").write_text(program(DOCS / "index.md"))
         keras.utils.set_random_seed(0)
-        runpy.run_path("page.py")
-        shutil.copy("start-inspect.svg", DOCS)
+        report = runpy.run_path("page.py")["report"]
         os.chdir(ROOT)
+    (DOCS / "start-inspect.svg").write_text(step_picture(report))
 
 
 def gpt2():
@@ -44,7 +59,7 @@ def gpt2():
     tokens = keras.KerasTensor((8, 1024), "int32")
     report = keras_mp.inspect(model, (tokens, tokens), "h100", compare=["float32"])
     report.model = "GPT-2 124M, lean (the kit's attention and chunked cross entropy), 8 x 1024 tokens"
-    report.to_svg(DOCS / "gpt2-h100.svg")
+    (DOCS / "gpt2-h100.svg").write_text(step_picture(report))
     for compiled in (report, report.compared["float32"]):
         peak, temporary = compiled.memory.peak / 2**20, compiled.memory.temporary / 2**20
         print(f"{compiled.precision}: peak {peak:.1f} MiB, temporary {temporary:.1f}, {compiled.shares}")

@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.difference_picture import difference_picture
+from benchmarks.svg_pictures import difference_picture
 from keras_mp.fp8.scaling import PRESETS
 from keras_mp.precision.policy import PRECISIONS
 from keras_mp.system.atomic_write import atomic_write, write_text

@@ -154,12 +154,9 @@ print(audit)
 # The step is compiled by the chip's compiler, here. Nothing is executed.
 
 # %%
-from IPython.display import SVG
-
 batch = keras.KerasTensor((64, LENGTH, 1), "float32"), keras.KerasTensor((64,), "int32")
 report = keras_mp.inspect(model, batch, target="h100", compare=["float32"])
 print(report)
-SVG(report.to_svg("report.svg"))
 
 # %% [markdown]
 # ## Export

@@ -29,7 +29,7 @@ _EXTRAS = (
         "the compilers of chips that are not attached, for `keras-mp inspect`",
     ),
     ("export", ("onnx", "onnxruntime", "tf2onnx"), "ONNX files: export_onnx, `keras-mp export --format onnx`"),
-    ("plots", ("matplotlib",), "the pictures of reports and training recipes"),
+    ("plots", ("matplotlib",), "the pictures of training recipes"),
 )
 
 

@@ -114,28 +114,6 @@ class Report(ABC):
         return plain_text(self.__rich__(), COLUMNS)
 
 
-class PicturedReport(Report):
-    """A report that has a picture."""
-
-    def to_svg(self, path: str | Path) -> Path:
-        """Writes the picture as an SVG file.
-
-        Args:
-            path: the file; an existing one is replaced, and missing folders are made.
-
-        Returns:
-            The path.
-
-        Raises:
-            ImportError: matplotlib, which draws it, is not installed.
-        """
-        return write_text(self._svg(), Path(path))
-
-    @abstractmethod
-    def _svg(self) -> str:
-        """The picture as text."""
-
-
 def plain_values(value: Any) -> Any:
     """Converts a value into what JSON can hold.
 

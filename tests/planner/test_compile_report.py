@@ -6,7 +6,6 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from xml.etree import ElementTree
 
 import keras
 import numpy as np
@@ -20,8 +19,6 @@ from keras_mp.planner.read.memory import Memory
 from keras_mp.planner.report.compile_report import CheckError
 from keras_mp.planner.report.suggestions import suggest
 from keras_mp.rebuild.walk import layers_by_path
-from keras_mp.reporting.text import byte_size
-from tests.reporting.drawn import figure_of
 
 
 @functools.cache
@@ -300,18 +297,6 @@ def test_the_report_as_json_as_text_and_as_a_page(h100, tmp_path):
     page = h100.to_html(tmp_path / "new" / "report.html").read_text()
     assert page.count('class="bar"') == 2 and "block1_dense_1" in page.replace("<wbr>", "") and "http" not in page
     assert list((tmp_path / "new").iterdir()) == [tmp_path / "new" / "report.html"]
-
-
-def test_the_picture_has_a_bar_for_each_precision(h100, tmp_path):
-    compared = dataclasses.replace(h100, compared={"another": h100})
-    picture = ElementTree.parse(compared.to_svg(tmp_path / "report.svg")).getroot()
-    space = "{http://www.w3.org/2000/svg}"
-    words = [text.text for text in picture.iter(f"{space}text")]
-    peak = byte_size(h100.memory.peak)
-    assert f"mixed_bfloat16: {peak}" in words and f"another: {peak}" in words
-    memory, dtypes = figure_of(compared._svg).axes
-    for axes, whole in ((memory, h100.memory.peak), (dtypes, 1.0)):  # both steps are the same
-        assert sum(bar.get_width() for bar in axes.patches) == pytest.approx(2 * whole)
 
 
 def test_the_answer_is_first_and_on_80_columns(h100):

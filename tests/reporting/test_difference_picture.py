@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from benchmarks.difference_picture import difference_picture
+from benchmarks.svg_pictures import difference_picture
 from tests.reporting.drawn import figure_of
 
 picture = partial(difference_picture, reference="float32", x_title="step", y_title="less float32")

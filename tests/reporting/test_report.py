@@ -3,10 +3,8 @@
 import ast
 import json
 import re
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -14,7 +12,6 @@ from rich.console import Console
 import keras_mp
 from keras_mp.reporting import report as report_module
 from keras_mp.reporting.answer import COLUMNS, LINES
-from keras_mp.reporting.report import PicturedReport
 from keras_mp.reporting.table import ColumnTable, plain_text
 from tests.reporting.report_examples import EXAMPLES, MARKUP
 
@@ -34,7 +31,7 @@ def classes_of_the_package():
 
 
 def test_every_report_of_the_package_is_tested_here():
-    bases = {"Report", "PicturedReport"}
+    bases = {"Report"}
     named = {
         node.name for _, node in classes_of_the_package() if bases & {getattr(base, "id", "") for base in node.bases}
     }
@@ -45,7 +42,7 @@ def test_no_class_writes_files_of_reports_by_itself():
     home = Path(report_module.__file__)
     for path, node in classes_of_the_package():
         methods = {method.name for method in node.body if isinstance(method, ast.FunctionDef)}
-        assert path == home or not methods & {"to_json", "to_html", "to_svg"}, f"{node.name} in {path}"
+        assert path == home or not methods & {"to_json", "to_html"}, f"{node.name} in {path}"
 
 
 class Page(HTMLParser):
@@ -117,23 +114,6 @@ class TestEveryReport:
         assert page.unscrolled == []  # what is wider than the page scrolls by itself
         assert set(re.findall(r"[^-]width: *(\d+)px", text)) == {"12"}  # a square of a legend
 
-    def test_the_picture_is_an_svg_file(self, kind, reports, tmp_path):
-        report = reports[kind]
-        assert hasattr(report, "to_svg") == isinstance(report, PicturedReport)
-        if not isinstance(report, PicturedReport):
-            pytest.skip("it has no picture")
-        path = report.to_svg(str(tmp_path / "picture.svg"))
-        assert path == tmp_path / "picture.svg"
-        assert len(list(ElementTree.fromstring(path.read_text(encoding="utf-8")).iter())) > 5
-
-    def test_without_matplotlib_a_page_has_its_tables(self, kind, reports, tmp_path, monkeypatch):
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-        page = reports[kind].to_html(tmp_path / "report.html").read_text(encoding="utf-8")
-        assert ("<table" in page or not reports[kind]._tables()) and "<svg" not in page
-        if isinstance(reports[kind], PicturedReport):
-            with pytest.raises(ImportError, match=r"matplotlib draws the picture.*plots"):
-                reports[kind].to_svg(tmp_path / "picture.svg")
-
     def test_printing_is_what_rich_prints(self, kind, reports):
         console = Console(width=80, no_color=True)
         with console.capture() as captured:
@@ -162,10 +142,8 @@ class TestEveryReport:
                 words = " ".join(cell for cell, is_shown in zip(row, shown, strict=True) if is_shown).split()
                 assert [word for word in words if word not in text] == []
 
-    @pytest.mark.parametrize("method", ["to_json", "to_html", "to_markdown", "to_svg"])
+    @pytest.mark.parametrize("method", ["to_json", "to_html", "to_markdown"])
     def test_a_file_that_cannot_be_written_leaves_the_old_one(self, kind, method, reports, tmp_path, monkeypatch):
-        if not hasattr(reports[kind], method):
-            pytest.skip("it has no picture")
         path = tmp_path / "file"
         path.write_text("before")
 

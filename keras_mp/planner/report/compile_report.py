@@ -11,7 +11,7 @@ from keras_mp.planner.read.matmuls import Matmul, in_few_bits
 from keras_mp.planner.report import compile_html, compile_table
 from keras_mp.planner.report.compilation import Compilation
 from keras_mp.reporting.answer import Sentence
-from keras_mp.reporting.report import PicturedReport
+from keras_mp.reporting.report import Report
 
 
 class CheckError(AssertionError):
@@ -19,11 +19,8 @@ class CheckError(AssertionError):
 
 
 @dataclass(frozen=True)
-class CompileReport(Compilation, PicturedReport):
-    """The result of compiling a model's step for a chip.
-
-    The picture has memory and operations by dtype, a bar for each precision.
-    """
+class CompileReport(Compilation, Report):
+    """The result of compiling a model's step for a chip."""
 
     in_the_shell = True
 
@@ -31,9 +28,6 @@ class CompileReport(Compilation, PicturedReport):
 
     def _html(self) -> str:
         return compile_html.page(self)
-
-    def _svg(self) -> str:
-        return compile_html.picture(self)
 
     def _answer(self) -> list[Sentence]:
         return compile_table.answer(self)
