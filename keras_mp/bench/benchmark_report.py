@@ -1,4 +1,4 @@
-"""What a benchmark measured: as a table, as JSON, as Markdown, as a page."""
+"""What a benchmark measured: as a table, as JSON, as a page."""
 
 from __future__ import annotations
 

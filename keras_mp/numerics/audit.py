@@ -173,7 +173,7 @@ class _Run:
 
     def _layer(self, path: str, calls: list[Call], response: dict[str, float | str]) -> LayerAudit:
         layer = calls[0].layer
-        audited = LayerAudit(path, type(layer).__name__, len(calls), layer=layer)
+        audited = LayerAudit(path, type(layer).__name__, len(calls))
         tensors = {
             "input": [place for call in calls for place in call.inputs],
             "output": [place for call in calls for place in call.outputs],

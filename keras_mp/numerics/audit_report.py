@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-import keras
 from rich.console import RenderableType
 
 from keras_mp.numerics.ranges import Range
@@ -48,7 +47,6 @@ class LayerAudit:
         gradient_error: the size of the error of the layer's gradients, for each format, as a share of the size of the
             gradients: float16 at the recommended loss scale, the 8-bit formats at max / amax.
         verdicts: the verdict for each precision: "mixed_float16", "mixed_bfloat16", "fp8".
-        layer: the live layer, of the float32 model.
     """
 
     path: str
@@ -60,7 +58,6 @@ class LayerAudit:
     response: dict[str, float | str] = field(default_factory=dict)
     gradient_error: dict[str, float] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
-    layer: keras.Operation | None = field(default=None, repr=False)
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -123,25 +122,6 @@ class MemoryBar:
         legend += ["│ the memory's end"] if 0 < limit < width else ["· free"] if limit else []
         for line in textwrap.wrap("  ".join(legend).replace(" ", "\0").replace("\0\0", "  "), width):
             yield Text(_INDENT + line.replace("\0", " "))
-
-
-def markdown(part: RenderableType) -> str:
-    """Writes a sentence or a table as Markdown."""
-    if isinstance(part, Sentence):
-        label = f"**{_escaped(part.label)}:** " if part.label else ""
-        code = "\n".join(["```python", *part.code, "```"]) if part.code else ""
-        below = "" if part.below is None else markdown(part.below)
-        return "\n\n".join(filter(None, (label + _escaped(part.text), code, below)))
-    if isinstance(part, ColumnTable):
-        said = filter(None, map(_escaped, (part.title, part.caption)))
-        aligned = ["---:" if name in part.right else "---" for name in part.names]
-        lines = [part.names, aligned, *(map(_escaped, cells) for cells in part.rows)]
-        return "\n\n".join([*said, "\n".join(f"| {' | '.join(cells)} |" for cells in lines)])
-    return f"```\n{plain_text(part, WIDE)}\n```"
-
-
-def _escaped(text: str) -> str:
-    return re.sub(r"([\\`*<|]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text).replace("\n", " ")
 
 
 class Details:

@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 import numpy as np
 from rich.console import Group, RenderableType
 
-from keras_mp.reporting.answer import COLUMNS, LINES, Details, Sentence, fitting, html, markdown
+from keras_mp.reporting.answer import COLUMNS, LINES, Details, Sentence, fitting, html
 from keras_mp.reporting.html import document, folded
 from keras_mp.reporting.table import plain_text
 from keras_mp.system.atomic_write import write_text
 
 
 class Report(ABC):
-    """A result to print, or write as JSON, HTML, Markdown.
+    """A result to print, or write as JSON or HTML.
 
     `print(report)` writes the answer, on at most 25 lines of 80 columns; `print(report.details())` the tables behind
     it, of 120 columns. `rich.print` adapts both to the width of the terminal.
@@ -70,20 +70,6 @@ class Report(ABC):
             The path.
         """
         return write_text(self._html(), Path(path))
-
-    def to_markdown(self, path: str | Path | None = None) -> str:
-        """Returns the report as Markdown for an issue or a pull request, its tables folded.
-
-        Args:
-            path: the file; an existing one is replaced, and missing folders are made.
-        """
-        parts = [markdown(sentence) for sentence in self._answer()]
-        for name, tables in self._tables().items():
-            parts += [f"<details><summary>{name}</summary>", *map(markdown, tables), "</details>"]
-        text = "\n\n".join(parts) + "\n"
-        if path is not None:
-            write_text(text, Path(path))
-        return text
 
     def _html(self) -> str:
         """The page: the answer, and the tables folded."""

@@ -155,7 +155,7 @@ def test_the_report_computes_and_prints_what_was_measured(tmp_path):
     ]
     assert rows[1] == ["fp8", "100", "0.33 (0.29-0.42)", "600", "8.9", "", "3%", "2"]
     assert rows[2][:3] == ["mixed_float16", "out of memory", ""]
-    assert r"mixed_float16: out of memory. no room for \<1> & more" in report.to_markdown()
+    assert "mixed_float16: out of memory. no room for <1> & more" in " ".join(str(report).split())
     assert max(map(len, str(report).splitlines())) <= 120
     with pytest.raises(KeyError, match="there is no row 'none'"):
         report.row("none")

@@ -82,22 +82,6 @@ class TestEveryReport:
         assert (tmp_path / "new" / "report.json").read_text() == text + "\n"
         assert report.to_json() == text and MARKUP in json.dumps(report.to_dict()).replace('\\"', '"')
 
-    def test_markdown_has_the_answer_and_each_cell(self, kind, reports, tmp_path):
-        report = reports[kind]
-        text = report.to_markdown(tmp_path / "report.md")
-        assert (tmp_path / "report.md").read_text() == text
-        prose = re.sub(r"(?s)```.*?```", "", text)
-        assert set(re.findall(r"(?<!\\)<[^>]*>?", prose)) <= {"<details>", "<summary>", "</summary>", "</details>"}
-        plain = re.sub(r"\\(.)", r"\1", text)
-        said = report._answer()
-        parts = [sentence.below for sentence in said] + [part for parts in report._tables().values() for part in parts]
-        tables = [part for part in parts if isinstance(part, ColumnTable)]
-        cells = [cell for table in tables for row in table.rows for cell in row]
-        for words in [*(sentence.text for sentence in said), *cells]:
-            assert words.replace("\n", " ") in plain
-        rows = [len(re.findall(r"(?<!\\)\|", line)) - 1 for line in prose.splitlines() if line.startswith("| ")]
-        assert rows == [len(table.names) for table in tables for _ in range(len(table.rows) + 2)]
-
     def test_html_is_a_whole_page_with_its_text_escaped(self, kind, reports, tmp_path):
         path = tmp_path / "new" / "report.html"
         assert reports[kind].to_html(str(path)) == path
@@ -142,7 +126,7 @@ class TestEveryReport:
                 words = " ".join(cell for cell, is_shown in zip(row, shown, strict=True) if is_shown).split()
                 assert [word for word in words if word not in text] == []
 
-    @pytest.mark.parametrize("method", ["to_json", "to_html", "to_markdown"])
+    @pytest.mark.parametrize("method", ["to_json", "to_html"])
     def test_a_file_that_cannot_be_written_leaves_the_old_one(self, kind, method, reports, tmp_path, monkeypatch):
         path = tmp_path / "file"
         path.write_text("before")
