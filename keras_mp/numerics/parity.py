@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,22 +28,17 @@ REFERENCE = "float32"
 class ParityReport(Report):
     """The result of `compare_training`.
 
-    The picture has the difference of the loss from float32's by step, a line a precision, beside the spread of the
-    float32 seeds.
-
     Attributes:
         steps: the number of steps of each training.
-        seeds: the seeds, in the order of the lists below.
+        seeds: the number of seeds: 0, 1, ...
         curves: the training loss by step, a list a seed, by precision.
-        final: the loss at the end, a number a seed, by precision.
-        final_is: the kind of that loss: of held-out batches, or the mean of the last tenth of the steps.
+        final: the loss at the end, a number a seed, by precision: the mean of the last tenth of the steps.
     """
 
     steps: int
-    seeds: list[int]
+    seeds: int
     curves: dict[str, list[list[float]]]
     final: dict[str, list[float]]
-    final_is: str
 
     @property
     def spread(self) -> float:
@@ -59,14 +54,14 @@ class ParityReport(Report):
         """Whether the difference is within the spread, if known."""
         if not all(map(math.isfinite, self.final[precision])):
             return False
-        if len(self.seeds) < 2:
+        if self.seeds < 2:
             return None
         return abs(self.difference(precision)) <= self.spread
 
     def verdict(self, precision: str) -> str:
         """The verdict on a precision, a sentence."""
         final = self.final[precision]
-        bad = [seed for seed, loss in zip(self.seeds, final, strict=True) if not math.isfinite(loss)]
+        bad = [seed for seed, loss in enumerate(final) if not math.isfinite(loss)]
         if bad:
             return f"{precision} diverges: the loss of seed {', '.join(map(str, bad))} is not finite."
         difference = self.difference(precision)
@@ -86,12 +81,14 @@ class ParityReport(Report):
         return "The same training in several precisions"
 
     def _answer(self) -> list[Sentence]:
-        names = ["precision", *(f"seed {seed}" for seed in self.seeds), "mean", "minus float32"]
+        names = ["precision", *(f"seed {seed}" for seed in range(self.seeds)), "mean", "minus float32"]
         rows = []
         for name, final in self.final.items():
             difference = "" if name == REFERENCE else f"{self.difference(name):+.4f}"
             rows.append([name, *(f"{loss:.4f}" for loss in final), f"{statistics.mean(final):.4f}", difference])
-        shown = ColumnTable(f"Final loss: {self.final_is}", names, narrow=names, right=names[1:], rows=rows)
+        shown = ColumnTable(
+            "Final loss: the mean of the last tenth of the steps", names, narrow=names, right=names[1:], rows=rows
+        )
         return [*(Sentence("", self.verdict(name)) for name in self._others), Sentence("", "", below=shown)]
 
     @property
@@ -104,9 +101,8 @@ def compare_training(
     batches: Any,
     precisions: Sequence[str] | Mapping[str, Any] = (REFERENCE, "mixed_bfloat16"),
     *,
-    seeds: int | Sequence[int] = 3,
+    seeds: int = 3,
     steps: int | None = None,
-    held_out: Any = None,
 ) -> ParityReport:
     """Trains a model in several precisions.
 
@@ -117,20 +113,18 @@ def compare_training(
         weights = the initial weights of build() in float32
         for each precision:
             train build() in it from those weights, batch after batch
-            final loss = of the held-out batches, or the mean of the last tenth of the steps
+            final loss = the mean of the last tenth of the steps
     verdict: is |mean(final - final32)| <= max(final32) - min(final32)?
     ```
 
     Args:
         build: a function that builds and compiles the model; it is called under the policy of each precision. Under
             "fp8", which is mixed_bfloat16, all Dense and EinsumDense layers that can be are then converted to FP8.
-        batches: batches, as for `audit`, or a function from a seed to them; they are read again from the start when
-            they run out.
+        batches: batches, as for `audit`; they are read again from the start when they run out.
         precisions: names of "float32", "mixed_float16", "mixed_bfloat16", "fp8"; or for each name of your own one of
             these, or a function that builds the model. float32 is always run.
-        seeds: the number of seeds, or the seeds.
+        seeds: the number of seeds.
         steps: the number of steps of each training; by default one pass over the batches.
-        held_out: batches to measure the final loss on, in the precision that was trained.
 
     Returns:
         The report, to print.
@@ -152,18 +146,14 @@ def compare_training(
         ['float32', 'mixed_bfloat16']
     """
     builders = _builders(build, precisions)
-    numbers = _seeds(seeds)
+    seeds = whole_number("seeds", seeds)
     if steps is not None:
         steps = whole_number("steps", steps, otherwise="or None")
-    tests = None if held_out is None else batches_of(held_out, 2**31, "held_out")
+    data = batches_of(batches, steps or 2**31)
+    steps = steps or len(data)
     curves: dict[str, list[list[float]]] = {name: [] for name in builders}
-    final: dict[str, list[float]] = {name: [] for name in builders}
-    shared = None if callable(batches) else batches_of(batches, steps or 2**31)
-    taken = steps or 0
-    with progress("trainings", len(numbers) * len(builders)) as tell:
-        for seed in numbers:
-            drawn = batches_of(batches(seed), steps or 2**31) if shared is None else shared
-            taken = steps or len(drawn)
+    with progress("trainings", seeds * len(builders)) as tell:
+        for seed in range(seeds):
             weights: list[np.ndarray] = []
             for name, make in builders.items():
                 tell(f"{name}, seed {seed}")
@@ -174,12 +164,11 @@ def compare_training(
                         f"the model of {name!r} has other weights than that of float32, so it cannot start from them"
                     )
                 model.set_weights(weights)
-                losses = _train(model, drawn, taken)
-                curves[name].append(losses)
-                final[name].append(_final(model, losses, tests))
+                curves[name].append(_train(model, data, steps))
                 tell("", 1)
-    final_is = "of the held-out batches" if tests is not None else "the mean of the last tenth of the steps"
-    return ParityReport(taken, numbers, curves, final, final_is)
+    last = max(1, steps // 10)
+    final = {name: [float(np.mean(losses[-last:])) for losses in seeded] for name, seeded in curves.items()}
+    return ParityReport(steps, seeds, curves, final)
 
 
 def _builders(build: Any, precisions: Any) -> dict[str, Callable[[], keras.Model]]:
@@ -212,16 +201,6 @@ def _under(policy: str, build: Callable[[], keras.Model]) -> Callable[[], keras.
     return make
 
 
-def _seeds(seeds: Any) -> list[int]:
-    numbers = list(range(seeds)) if isinstance(seeds, int) and not isinstance(seeds, bool) else seeds
-    if not isinstance(numbers, Iterable) or isinstance(numbers, str):
-        raise ValueError(f"seeds={seeds!r} must be how many, or a list of whole numbers")
-    numbers = list(numbers)
-    if not numbers or not all(isinstance(seed, int) and seed >= 0 for seed in numbers):
-        raise ValueError(f"seeds={seeds!r} must be how many, 1 or more, or a list of whole numbers")
-    return numbers
-
-
 def _built(make: Callable[[], Any], seed: int) -> Any:
     keras.utils.set_random_seed(seed)
     model = make()
@@ -240,15 +219,3 @@ def _train(model: keras.Model, batches: list[tuple], steps: int) -> list[float]:
         model.reset_metrics()  # Keras returns the mean since the last reset
         losses.append(float(model.train_on_batch(x, y, sample_weight, return_dict=True)["loss"]))
     return losses
-
-
-def _final(model: keras.Model, losses: list[float], tests: list[tuple] | None) -> float:
-    if tests is None:
-        return float(np.mean(losses[-max(1, len(losses) // 10) :]))
-    total, count = 0.0, 0.0
-    for x, y, sample_weight in tests:
-        size = len(keras.tree.flatten(x)[0])
-        loss = model.test_on_batch(x, y, sample_weight, return_dict=True)["loss"]
-        model.reset_metrics()
-        total, count = total + float(loss) * size, count + size
-    return total / count
