@@ -14,7 +14,7 @@ from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.report import Report, plain_values
 from keras_mp.reporting.table import ColumnTable
 
-_COLUMNS = ("", "step, ms", "time, of the base's", "a second", "compile, s", "MiB", "of peak", "batch")
+_COLUMNS = ("", "step, ms", "time, of the base's", "a second", "compile, s", "MiB", "batch")
 
 
 @dataclass
@@ -87,16 +87,6 @@ class BenchmarkReport(Report):
         row, step = self.row(name), self.step(name)
         return row.details["units"] / step.median if step and "units" in row.details else None
 
-    def utilization(self, name: str) -> float | None:
-        """Share of the chip's peak rate; None where unknown.
-
-        Model FLOP utilization as Chowdhery et al. 2022 (PaLM, appendix B) define it, of the step as it is written:
-        what remat computes again counts here.
-        """
-        row, step = self.row(name), self.step(name)
-        flops, peak = row.details.get("flops"), row.details.get("peak_rate")
-        return flops / step.median / peak if step and flops and peak else None
-
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values, with every measurement."""
         rows = []
@@ -104,9 +94,8 @@ class BenchmarkReport(Report):
             measured = dataclasses.asdict(row)
             details = measured.pop("details")
             of_base = self.ratio(row.name)
-            derived = {"of_base": of_base and of_base.median, "utilization": self.utilization(row.name)}
             first = None if math.isnan(row.first) else row.first
-            rows.append(plain_values(measured | {"first": first} | derived | details))
+            rows.append(plain_values(measured | {"first": first, "of_base": of_base and of_base.median} | details))
         return {"title": self.title, "base": self.base, "rows": rows}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
@@ -152,7 +141,7 @@ class BenchmarkReport(Report):
         step = self.step(row.name)
         if step is None:
             return [row.name, row.problem, *[""] * (len(_COLUMNS) - 2)]
-        of_base, rate, used = self.ratio(row.name), self.rate(row.name), self.utilization(row.name)
+        of_base, rate = self.ratio(row.name), self.rate(row.name)
         return [
             row.name,
             _milliseconds(step.median),
@@ -160,7 +149,6 @@ class BenchmarkReport(Report):
             f"{rate:,.0f}" if rate else "",
             f"{max(0.0, row.first - step.median):.1f}",
             f"{row.peak / 2**20:,.0f}" if row.peak is not None else "",
-            f"{used:.0%}" if used else "",
             str(row.details.get("batch", "")),
         ]
 

@@ -14,7 +14,6 @@ from keras_mp.bench.workloads import CannotRunError, Workload
 from keras_mp.conversion.model_file import model_of_file, step_of_file
 from keras_mp.conversion.other_precision import in_precision
 from keras_mp.fp8.selection import decide
-from keras_mp.lowering import CompileError, lower_step
 from keras_mp.numerics.data import random_batches
 from keras_mp.precision import hardware
 from keras_mp.precision.hardware import Device
@@ -24,14 +23,6 @@ from keras_mp.system.packages import installed
 from keras_mp.training.training_recipe import find_recipe
 
 engine = backend.engine_of(__package__)
-
-# The dtype of a chip's peak rate that a precision is held against.
-_PEAK = {
-    "float32": ("tfloat32", "float32", "bfloat16"),
-    "mixed_float16": ("float16",),
-    "mixed_bfloat16": ("bfloat16",),
-    "fp8": ("fp8",),
-}
 
 
 def recipe(arguments: Sequence[str], precision: str, batch_size: int | None = None) -> Workload:
@@ -89,16 +80,12 @@ def of_model(model: keras.Model, batch: tuple, precision: str) -> Workload:
     Args:
         model: a model, compiled for training, in the precision.
         batch: `(x, y)` or `(x, y, sample_weight)` of numpy arrays.
-        precision: the precision whose peak rate on the device the step is held against.
+        precision: the name of the precision.
     """
     device = hardware.current_device()
     shape = keras.tree.flatten(batch)[0].shape
     first = keras.tree.flatten(model.inputs)[0] if getattr(model, "inputs", None) else None
     tokens = first is not None and len(shape) == 2 and not keras.backend.is_float_dtype(first.dtype)
-    peak = None
-    if device.chip is not None:
-        rates = [device.chip.peak[dtype] for dtype in _PEAK[precision] if dtype in device.chip.peak]
-        peak = rates[0] / device.chip.devices if rates else None
     details = {
         "backend": keras.backend.backend(),
         "device": device.name,
@@ -107,9 +94,6 @@ def of_model(model: keras.Model, batch: tuple, precision: str) -> Workload:
         "batch": shape[0],
         "unit": "tokens" if tokens else "samples",
         "units": shape[0] * shape[1] if tokens else shape[0],
-        # Without the peak nobody asks for the operations, which take a while to count.
-        "flops": _flops(model, batch) if peak else None,
-        "peak_rate": peak,
         "why_not": _why_not(model, device, precision),
         "versions": installed(("keras", "tensorflow", "jax", "numpy")),
     }
@@ -144,14 +128,3 @@ def _why_not(model: keras.Model, device: Device, precision: str) -> str:
         f"the products are too small to gain. The largest has {inputs} inputs and {outputs} outputs; on a CPU "
         f"bfloat16 gains from about {GAINS_FROM} of each on."
     )
-
-
-def _flops(model: keras.Model, batch: tuple) -> int | None:
-    """The operations of dots and convolutions of a lowered step."""
-    try:
-        from keras_mp.planner.read.program import read, read_module
-
-        module = read_module(lower_step(model, batch, training=True, chip=backend.traced_chip()).module)
-    except (ImportError, CompileError):
-        return None
-    return read(module).flops

@@ -56,7 +56,6 @@ PLACES = {
     },
     "keras_mp/backend/tensorflow/devices.py": dict.fromkeys(("_describe", "peak_memory_bytes"), NOT_TRACED),
     "keras_mp/backend/tensorflow/islands.py": {"_runs_kernels_of_cpus": ANSWERED},
-    "keras_mp/bench/keras_step.py": {"_flops": NOT_TRACED},
     "keras_mp/fp8/_jax.py": dict.fromkeys(("block_scaled_dot", "row_major"), LOWERED),
     "keras_mp/fp8/_tensorflow.py": {"scaled_dot": ANSWERED},
     "keras_mp/lean/_jax.py": dict.fromkeys(("fused_attention", "keras_has_kernel"), ANSWERED),
