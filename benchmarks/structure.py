@@ -28,7 +28,7 @@ LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, toke
 # The product that answers without the chip, also by the names that it had; and what stands below it and below the kit.
 PLANNER = ("keras_mp.planner", "keras_mp.xla", "keras_mp.advice")
 BACKENDS = ("tensorflow", "jax")
-GROUND = ("keras_mp.reporting", "keras_mp.system", "keras_mp.precision.chip", "keras_mp.precision.flops")
+GROUND = ("keras_mp.reporting", "keras_mp.system", "keras_mp.precision.chip")
 OWNERS = "backend/common layers/layer.py layers/core models ops/operation.py optimizers random trainers/trainer.py"
 
 

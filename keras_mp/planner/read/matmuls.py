@@ -12,9 +12,9 @@ from typing import Any
 from keras_mp.lowering import UNATTRIBUTED, call_of, is_backward
 from keras_mp.planner.read.asked import Contraction
 from keras_mp.planner.read.compiled_step import CompiledStep
+from keras_mp.planner.read.flops import dot_flops
 from keras_mp.planner.read.hlo import Instruction, Module, long_name
 from keras_mp.precision.chips import Chip
-from keras_mp.precision.flops import dot_flops
 
 # A number may follow: TensorFlow makes names of scopes unique.
 _ROLE = re.compile(r"keras_mp\.(forward|input_gradient|kernel_gradient)")

@@ -18,8 +18,8 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import chlo, hlo
 
 from keras_mp.planner.read.asked import Array, Asked, Asking, Cast, Contraction, LowOperation
+from keras_mp.planner.read.flops import convolution_flops, dot_flops
 from keras_mp.planner.read.kernels import Kernel, kernel_of, walk
-from keras_mp.precision.flops import convolution_flops, dot_flops
 
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"(:\d+)?')
 _EXPONENTIALS = (

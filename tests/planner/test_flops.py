@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from keras_mp.precision.flops import convolution_flops, dot_flops
+from keras_mp.planner.read.flops import convolution_flops, dot_flops
 
 
 def test_a_dot_is_two_operations_a_product():
