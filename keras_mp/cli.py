@@ -359,9 +359,6 @@ def export(
     verify: Annotated[
         Path | None, typer.Option(help="An .npy or .npz file of inputs, on which to compare with the model in float32.")
     ] = None,
-    outputs: Annotated[
-        Path | None, typer.Option(help="Write the SavedModel's outputs on that batch to this .npz file.")
-    ] = None,
     tolerance: Annotated[float, typer.Option(help="Largest relative difference that --verify allows.")] = 1e-5,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing export, after the new one was checked.")
@@ -393,7 +390,6 @@ def export(
         calibrate,
         modules=imports or (),
         unsafe=unsafe,
-        outputs=outputs,
         integer_io=integer_io,
         tolerance=tolerance,
         overwrite=overwrite,

@@ -193,7 +193,6 @@ def test_data_that_is_none(command, files, file):
         (["bench", "model.keras", "--html", "."], "--html '.' is a folder: name a file in it"),
         (["export", "model.keras", "model.keras"], "exists"),
         (["export", "model.keras", "out", "--verify", "missing.npz"], "there is no file"),
-        (["export", "model.keras", "out", "--outputs", "o.npz"], "--outputs needs --verify"),
     ],
 )
 def test_wrong_options(command, files, monkeypatch, arguments, said):

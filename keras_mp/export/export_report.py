@@ -121,6 +121,8 @@ class DeploymentReport(Report):
         file_scores: the loss and the metrics of the file on the same data.
     """
 
+    in_the_shell = True
+
     path: Path
     format: str
     bytes: int

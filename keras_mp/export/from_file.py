@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_mp.conversion.model_file import ModelFileError, input_names, load_model_file
 from keras_mp.export.export_report import DeploymentReport, ExportReport
 from keras_mp.export.litert import export_litert
 from keras_mp.export.onnx import export_onnx
-from keras_mp.export.saved_model import export_float32, served
+from keras_mp.export.saved_model import export_float32
 from keras_mp.export.verification import ExportError, inputs_of
 from keras_mp.numerics.data import read_arrays
 from keras_mp.system.argument_checks import one_of
@@ -31,7 +30,6 @@ def export_file(
     *,
     modules: Sequence[str] = (),
     unsafe: bool = False,
-    outputs: str | os.PathLike[str] | None = None,
     integer_io: bool = False,
     tolerance: float = 1e-5,
     overwrite: bool = False,
@@ -48,7 +46,6 @@ def export_file(
             `keras-mp audit --data`, with arrays x and y.
         modules: names of modules to import first: those that define the model's custom layers and functions.
         unsafe: whether to load Python lambdas, too, which can run any code: only for files you trust.
-        outputs: a `.npz` file to write, with what the SavedModel returns on the batch `verify`.
         integer_io: whether a quantized file has integers for inputs and outputs.
         tolerance: the largest difference allowed, as for the function of the format.
         overwrite: whether an existing file or SavedModel is replaced, as for the function of the format.
@@ -58,10 +55,6 @@ def export_file(
         FileNotFoundError: there is no such file. Else as the function of the format.
     """
     one_of("--format", format, FORMATS)
-    if outputs is not None and verify is None:
-        raise ValueError("--outputs needs --verify, the batch to compute them on")
-    if outputs is not None and format != "savedmodel":
-        raise ValueError(f"--outputs is for --format savedmodel, not {format!r}")
     quantize = format.removeprefix("litert-") if format.startswith("litert-") else None
     if quantize is not None and calibrate is None:
         raise ValueError(
@@ -95,10 +88,7 @@ def export_file(
             tolerance=tolerance,
             overwrite=overwrite,
         )
-    report = export_float32(model, path, batch, tolerance=tolerance, overwrite=overwrite)
-    if outputs is not None:
-        np.savez(outputs, *served(path, model, batch))
-    return report
+    return export_float32(model, path, batch, tolerance=tolerance, overwrite=overwrite)
 
 
 def _batch(file: str | os.PathLike[str], model: keras.Model) -> Any:

@@ -67,7 +67,6 @@ def test_onnx_and_litert_files_of_several_inputs(tmp_path):
         ({"calibrate": "data.npz"}, ValueError, "--calibrate is for --format litert-int8 and .*, not 'savedmodel'"),
         ({"format": "litert", "integer_io": True}, ValueError, "--integer-io is for .*, not 'litert'"),
         ({"format": "onnx", "calibrate": "data.npz"}, ValueError, "--calibrate is for .* not 'onnx'"),
-        ({"format": "onnx", "outputs": "o.npz", "verify": "v.npz"}, ValueError, "--outputs is for .* not 'onnx'"),
         ({"format": "litert-int8", "calibrate": "none.npz"}, FileNotFoundError, "no file --calibrate 'none.npz'"),
         ({"format": "onnx", "verify": "none.npz"}, FileNotFoundError, "no file --verify 'none.npz'"),
         ({}, FileNotFoundError, "there is no file 'model.keras'"),

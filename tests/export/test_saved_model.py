@@ -227,13 +227,15 @@ def test_command_line(tmp_path):
     model, batch = zoo.build("dict_of_inputs", "mixed_bfloat16")
     model.save(tmp_path / "model.keras")
     np.savez(tmp_path / "batch.npz", a=batch["a"], b=batch["b"])
-    files = ["model.keras", "out", "--verify", "batch.npz", "--outputs", "outputs.npz"]
+    files = ["model.keras", "out", "--verify", "batch.npz"]
     done = command_line.run("export", *files, "--json", cwd=tmp_path, backend="tensorflow")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["low_precision_ops"] == 0 and report["max_difference"] <= 1e-5
-    with np.load(tmp_path / "outputs.npz") as outputs:
-        assert relative_difference(list(outputs.values()), in_float32(model, batch)) <= 1e-5
+    assert (
+        relative_difference(keras.tree.flatten(served(tmp_path / "out", in_int32(batch))), in_float32(model, batch))
+        <= 1e-5
+    )
     again = command_line.run("export", *files[:2], cwd=tmp_path, backend="tensorflow")
     assert again.returncode == 1 and "error: path 'out' exists" in again.stderr and "Traceback" not in again.stderr
     assert "--overwrite" in again.stderr
