@@ -24,7 +24,7 @@ from keras_mp.planner.read.hlo import Module, parse
 from keras_mp.system.packages import install_command, installed
 
 # What is read of a lowered step: another number when keras_mp.planner.read.program reads more, without compiling again.
-_ASKED = "asked-12.json"
+_ASKED = "asked-13.json"
 _REFUSED = "refused.txt"
 _FLAGS = "flags.json"  # those that the compiler had to be given besides
 _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cuda-nvcc")
