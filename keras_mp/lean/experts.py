@@ -158,7 +158,7 @@ class _Routes(NamedTuple):
             ops.cast(ops.searchsorted(ops.take(flat, order), numbers, side=side), "int32") for side in ("left", "right")
         )
         within = ops.cast(ops.argsort(order), "int32") - ops.take(starts, flat)
-        ends = None if whole else ops.cumsum(ops.maximum(stops - starts - 1, 0) // size)
+        ends = None if whole else ops.cumsum(ops.maximum(stops - starts - 1, 0) // ops.maximum(size, 1))
         return cls(k, size, order, starts, stops - starts, flat * size + within, within < size, ends)
 
     def sums(self, of_all: Callable[..., Any], of_one: Callable[..., Any], x: Any, weights: Any, *banks: Any) -> Any:
