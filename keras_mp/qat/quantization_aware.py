@@ -142,10 +142,10 @@ def why_not(layer: Any, config: Any) -> str:
         return f"its weights are {layer.variable_dtype}: build the model under 'mixed_{layer.variable_dtype}'"
     if "..." in getattr(layer, "equation", ""):
         return "Keras quantizes no equation with '...'"
-    try:
-        layer._check_quantize_args(config.mode, layer.compute_dtype)  # private, and what `quantize()` asks first
-    except ValueError as error:
-        return str(error)
+    if not layer.built:
+        return "it is not built: call the model once on a batch"
+    if config.mode == "int8" and layer.compute_dtype == "float16":
+        return "Keras has no int8 in float16: build the model under 'mixed_bfloat16' or 'float32'"
     return ""
 
 
