@@ -79,7 +79,7 @@ class Signature(NamedTuple):
 
 
 def check(model: keras.Model, path: Path, verify: Any, packages: Sequence[str], overwrite: bool = False) -> None:
-    """Refuses what cannot be exported, or compared, before anything is computed.
+    """Refuses what cannot be exported or compared, before any work.
 
     Raises:
         TypeError, ExportError, FileExistsError, OSError: as `export_float32`.
@@ -106,7 +106,10 @@ def check(model: keras.Model, path: Path, verify: Any, packages: Sequence[str], 
 def float32_saved_model(
     model: keras.Model, verify: Any, tolerance: float
 ) -> Iterator[tuple[Path, Signature, tuple[str, ...]]]:
-    """Gives a SavedModel that `export_float32` proved, for as long as the block runs, how it is called, and notes."""
+    """Scope with a SavedModel that `export_float32` proved.
+
+    It yields how it is called, and notes, too.
+    """
     if keras.backend.backend() != "tensorflow":
         import tensorflow as tf
 
@@ -144,7 +147,9 @@ def compared(
     tolerance: float,
     scales: Sequence[float] = (),
 ) -> DeploymentReport:
-    """The report with the differences between the file, loaded again and run, and the model.
+    """Reports how a written file differs from the model.
+
+    The file is loaded again and run.
 
     Args:
         model: the model in its own precision.
@@ -179,5 +184,5 @@ def compared(
 
 
 def counted(names: Sequence[str]) -> dict[str, int]:
-    """How many there are of each name, in the order of the alphabet."""
+    """Counts names, in the order of the alphabet."""
     return dict(sorted(Counter(names).items()))

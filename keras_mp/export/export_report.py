@@ -52,7 +52,7 @@ LOW_OUTPUT_SQNR = 20.0
 
 
 class Int8Layer(NamedTuple):
-    """What int8, or int16, does to the output of a layer.
+    """What int8 or int16 does to a layer's output.
 
     Attributes:
         path: the names that lead to the layer, joined with `/`.

@@ -34,7 +34,9 @@ def export_file(
     tolerance: float = 1e-5,
     overwrite: bool = False,
 ) -> ExportReport | DeploymentReport:
-    """`export_float32`, `export_onnx` or `export_litert` from file to file; Keras must be running on TensorFlow.
+    """Exports from file to file; Keras must run on TensorFlow.
+
+    By `export_float32`, `export_onnx` or `export_litert`.
 
     Args:
         model_path: a `.keras` file, written on any backend.

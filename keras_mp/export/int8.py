@@ -57,7 +57,9 @@ class Output:
 
 
 def outputs_of(model: keras.Model, batch: Any) -> list[tuple[str, np.ndarray]]:
-    """What each layer and operation below a model puts out in inference, in the order of their calls.
+    """Outputs in inference of a model's parts, in their order.
+
+    They are those of each layer and operation.
 
     Args:
         model: a model in float32.
@@ -95,10 +97,11 @@ def outputs_of(model: keras.Model, batch: Any) -> list[tuple[str, np.ndarray]]:
 
 
 def observe(model: keras.Model, inputs: Any) -> list[Output]:
-    """The range of each layer's output, as `keras_mp.audit` keeps it, but in inference.
+    """Finds the range of each layer's output, in inference.
 
-    An audit runs training steps: there, batch normalization takes the batch's statistics, dropout scales what it
-    leaves, and augmentation moves the images. A served model does none of this, so its ranges are others.
+    It is kept as by `keras_mp.audit`. An audit runs training steps: there, batch normalization takes the batch's
+    statistics, dropout scales what it leaves, and augmentation moves the images. A served model does none of this, so
+    its ranges are others.
 
     Args:
         model: a model in float32.
@@ -126,7 +129,9 @@ def observe(model: keras.Model, inputs: Any) -> list[Output]:
 
 
 def chosen(outputs: list[Output], records: int) -> list[int]:
-    """The records to calibrate on: those that reach the ends of each layer's range, and `TYPICAL` others.
+    """Chooses records that reach the ends of layers' ranges.
+
+    And `TYPICAL` others, to calibrate on.
 
     Returns:
         Their places, in order. A quantizer that looks at these alone sees the range that all of them have.
@@ -142,11 +147,11 @@ def spread(records: int, most: int) -> list[int]:
 
 
 def integer_sqnr(range: Range, bits: int = 8) -> float:
-    """The SQNR in dB that integers leave of a range, if the errors are uniform: 10 log10(12 mean(x^2) / step^2).
+    """Computes the SQNR in dB of integers in a range.
 
-    The step of 8 bits is (highest - lowest) / 255, with zero in the range, and that of 16 the largest magnitude
-    / 32767, as LiteRT's quantization specification has it. Source: Bennett, "Spectra of quantized signals", 1948, for
-    the noise step^2 / 12.
+    If the errors are uniform, it is 10 log10(12 mean(x^2) / step^2). The step of 8 bits is (highest - lowest) / 255,
+    with zero in the range, and that of 16 the largest magnitude / 32767, as LiteRT's quantization specification has it.
+    Source: Bennett, "Spectra of quantized signals", 1948, for the noise step^2 / 12.
 
     Returns:
         Infinite for a range of zeros.
@@ -157,7 +162,9 @@ def integer_sqnr(range: Range, bits: int = 8) -> float:
 
 
 def sqnr(actual: np.ndarray, expected: np.ndarray) -> float:
-    """The signal to noise ratio in dB of some values: 10 log10(sum expected^2 / sum (actual - expected)^2).
+    """Computes a signal to noise ratio in dB.
+
+    It is 10 log10(sum expected^2 / sum (actual - expected)^2).
 
     Returns:
         Infinite where all are equal; minus infinity where one is not finite.
@@ -172,7 +179,7 @@ def sqnr(actual: np.ndarray, expected: np.ndarray) -> float:
 
 
 def stays_float(file: LiteRTFile, feed: Mapping[str, np.ndarray], bits: int = 8) -> list[str]:
-    """The operators of a float file that integers would break, by the names of their outputs."""
+    """Names outputs of operators that integers would break."""
     floats = {place: x for place, x in file.values(feed).items() if x.dtype == np.float32 and x.size}
     huge = {place for place, x in floats.items() if np.abs(x).max() >= HUGE}
     tensors, operators = file.graphs[0]
@@ -204,7 +211,7 @@ def layers(
     feed: Mapping[str, np.ndarray],
     bits: int = 8,
 ) -> tuple[Int8Layer, ...]:
-    """Compares each layer's output with the tensor of a file that comes closest to it.
+    """Compares layers' outputs with the nearest tensors of a file.
 
     By its values, because the converter gives fused operators names of its own. A layer whose output is not in the
     float file was fused with the next one.

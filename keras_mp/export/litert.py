@@ -156,7 +156,7 @@ def export_litert(
 
 
 def unrolled(model: keras.Model, sample: Any = None) -> Any:
-    """The model with its recurrent layers unrolled, or the model itself where it has none.
+    """Unrolls recurrent layers; without any, returns the model.
 
     Raises:
         RebuildError: a layer cannot be rebuilt.

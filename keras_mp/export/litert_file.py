@@ -35,7 +35,7 @@ class Tensor(NamedTuple):
 
 
 class Operator(NamedTuple):
-    """An operator of a file, with the places of its inputs and outputs among the tensors of its graph."""
+    """An operator, with places of its inputs and outputs."""
 
     kind: str
     inputs: list[int]

@@ -12,7 +12,9 @@ OPAQUE_OPS = frozenset({"XlaCallModule"})
 
 
 class LowPrecision(NamedTuple):
-    """One place in a SavedModel that computes, holds or passes on a 16- or 8-bit float.
+    """A place of a SavedModel with a narrow float.
+
+    It computes, holds or passes on one of 16 or 8 bits.
 
     Attributes:
         node: the node's name, as scopes joined with `/`, or the name of whatever else holds it.
@@ -26,7 +28,7 @@ class LowPrecision(NamedTuple):
 
 
 def low_precision(path: str | os.PathLike[str]) -> list[LowPrecision]:
-    """Every place with a float16, bfloat16 or 8-bit float dtype, and every opaque op, in a SavedModel.
+    """Finds narrow floats and opaque ops in a SavedModel.
 
     Looks at every field of every message in `saved_model.pb` (graph, functions and their signatures, attributes,
     constants, the object graph) and at every variable in the checkpoint.
@@ -52,7 +54,7 @@ def low_precision(path: str | os.PathLike[str]) -> list[LowPrecision]:
 
 
 def count_nodes(path: str | os.PathLike[str]) -> int:
-    """How many nodes a SavedModel has, over its graph and all functions."""
+    """Counts a SavedModel's nodes, in its graph and all functions."""
     return sum(
         len(graph.graph_def.node) + sum(len(function.node_def) for function in graph.graph_def.library.function)
         for graph in _graphs(path)

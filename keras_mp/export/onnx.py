@@ -73,7 +73,9 @@ def export_onnx(
 
 
 def onnx_low_precision(proto: Any) -> list[str]:
-    """The places in an ONNX model that hold or make a 16-bit or smaller float, after inferring every tensor's type.
+    """Finds floats of 16 bits or fewer in ONNX models.
+
+    Every tensor's type is inferred before.
 
     Returns:
         A phrase for each; empty when there is none.

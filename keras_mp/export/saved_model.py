@@ -142,7 +142,7 @@ def _export(model: keras.Model, path: Path, verify: Any, tolerance: float, overw
 
 
 def check_exportable(model: keras.Model) -> None:
-    """Refuses what cannot be exported: what is no model, is not built, or is quantized in a way that is not known."""
+    """Refuses models not built, or quantized in unknown ways."""
     check_is_model(model)
     if not model.built:
         raise ExportError(
@@ -159,7 +159,7 @@ def check_exportable(model: keras.Model) -> None:
 
 
 def check_path(path: Path, bytes_needed: int, kind: str = "folder", overwrite: bool = False) -> None:
-    """Refuses a path that exists and is not to be overwritten, or has no room for so many bytes."""
+    """Refuses a path not to be overwritten, or without room."""
     if path.exists() and not overwrite:
         raise FileExistsError(
             f"path {str(path)!r} exists: give a new {kind}, or replace it with overwrite=True (--overwrite)"
@@ -295,7 +295,7 @@ def _refusal(findings: list[LowPrecision], model: keras.Model) -> str:
 
 
 def served(path: str | os.PathLike[str], model: keras.Model, batch: Any) -> list[np.ndarray]:
-    """What a SavedModel gives on a batch of the inputs of the model that it was made from, without structure."""
+    """What a SavedModel gives on a batch, without structure."""
     import tensorflow as tf
 
     loaded = tf.saved_model.load(str(path))  # named, because its functions do not keep its variables alive

@@ -36,11 +36,12 @@ class _Domain(NamedTuple):
 
 
 def self_check(serve: Callable[[Any], Any], model: keras.Model, signature: Any, tolerance: float) -> list[str]:
-    """Runs a SavedModel on random inputs of two batch sizes, and of two sizes of the axes that are open.
+    """Runs a SavedModel on random inputs of several sizes.
 
-    Values are normal; whole numbers and texts are such as the model's embeddings and lookups know. The model runs
-    eagerly, with every size known, so that what goes wrong only in a graph of unknown sizes shows; and as a graph of
-    known sizes where that gives other results, since a deep network is rounded otherwise there.
+    They are two batch sizes, and two sizes of each open axis. Values are normal; whole numbers and texts are such as
+    the model's embeddings and lookups know. The model runs eagerly, with every size known, so that what goes wrong only
+    in a graph of unknown sizes shows; and as a graph of known sizes where that gives other results, since a deep
+    network is rounded otherwise there.
 
     Args:
         model: the model in float32.

@@ -24,7 +24,7 @@ class ExportError(ValueError):
 
 
 def check_batch(batch: Any, structure: Any = None, argument: str = "verify") -> None:
-    """Refuses a batch that is not one of the model's inputs.
+    """Refuses a batch that is none of the model's inputs.
 
     Args:
         batch: any structure of arrays, batch first.
@@ -79,7 +79,7 @@ class _Shape:
 def agreement(
     name: str, actual: Any, expected: Any, batch: Any, model: keras.Model, tolerance: float, hint: str = ""
 ) -> tuple[float, list[str]]:
-    """Compares the outputs of an export with those of the model in float32.
+    """Compares an export's outputs with the float32 model's.
 
     Args:
         model: the model in float32; its weights are looked at where its outputs are not numbers.
@@ -130,7 +130,7 @@ def _cause(batch: Any, model: keras.Model) -> str:
 
 
 def computed(model: keras.Model, batch: Any) -> Any:
-    """What a model computes in inference, as a graph on TensorFlow: eager mode rounds deep networks differently."""
+    """Runs a model as TensorFlow's graph; eager mode rounds otherwise."""
     inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
     if keras.backend.backend() != "tensorflow":
         return model(inputs, training=False)
@@ -151,7 +151,9 @@ def differences(
     before: Sequence[str] = (),
     hint: str = "",
 ) -> dict[str, Any]:
-    """What the report of an export says of its differences from the model in float32, and from the model as it was.
+    """Differences of an export from the model, for its report.
+
+    From the model in float32, and from the model as it was.
 
     Args:
         name, actual, batch, tolerance, hint: the arguments of `agreement`.

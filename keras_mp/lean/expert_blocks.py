@@ -23,7 +23,7 @@ _SHARED = (("shared_expert_dense", "shared_expert_gate_dense"), ("shared_expert"
 
 
 class LeanExperts:
-    """Computes the chosen experts while it trains: Mixtral's block, and those of Qwen 2, 3 and 3.5."""
+    """Chosen experts alone, in training: Mixtral's and Qwen's blocks."""
 
     def call(self, hidden_states: Any, attention_mask: Any = None, training: bool | None = None) -> Any:
         if not _computes_chosen(training):
@@ -49,7 +49,10 @@ class LeanExperts:
 
 
 class LeanGptOssExperts:
-    """Computes the chosen experts while it trains: GPT-OSS's block, whose router returns a weight for each expert."""
+    """Chosen experts alone, in training: GPT-OSS's block.
+
+    Its router returns a weight for each expert.
+    """
 
     def call(self, hidden_states: Any) -> Any:
         if not _computes_chosen():
@@ -62,7 +65,10 @@ class LeanGptOssExperts:
 
 
 class LeanGemma4Experts:
-    """Computes the chosen experts while it trains: Gemma 4's bank, which is given a weight for each expert."""
+    """Chosen experts alone, in training: Gemma 4's bank.
+
+    It is given a weight for each expert.
+    """
 
     def call(self, x: Any, dispatch_weights: Any) -> Any:
         if not _computes_chosen():
@@ -88,12 +94,15 @@ def _of_bank(bank: Any, x: Any, chosen: Any, weights: Any) -> Any:
 
 
 def has_banks(cls: type) -> bool:
-    """Whether a class of KerasHub, without treatments, holds the weights of experts."""
+    """Whether a class of KerasHub holds weights of experts.
+
+    It is one without treatments.
+    """
     return _of_family(_BANKS, cls) is not None
 
 
 def bank_names(layer: Any) -> list[str]:
-    """The attributes of a layer that hold a matrix for each of its experts; empty where it has no experts."""
+    """Names a layer's attributes with a matrix for each expert."""
     bank = _of_family(_BANKS, layer)
     return [name for name in bank(layer)[0] if len(getattr(layer, name).shape) == 3] if bank else []
 
@@ -184,7 +193,7 @@ def _of_family(table: dict[str, Any], layer_or_class: Any) -> Any:
 
 
 def experts_mixin(cls: type) -> Any:
-    """The mixin for a class of KerasHub that chooses experts; None where there is none."""
+    """Finds the mixin of a class that chooses experts."""
     return _of_family(_MIXINS, cls)
 
 

@@ -252,5 +252,5 @@ def _masked(rows: Any, there: Any) -> Any:
 
 
 def wide(x: Any) -> Any:
-    """Casts a tensor to float32, in which sums are computed; one in float64 stays."""
+    """Casts to float32, in which sums are; float64 stays."""
     return x if keras.backend.standardize_dtype(x.dtype) == "float64" else ops.cast(x, "float32")

@@ -30,7 +30,7 @@ ARITHMETIC = "the layer's own arithmetic"
 
 @dataclass
 class NonFinite:
-    """The first value of a step that is infinite or NaN.
+    """The first infinite value, or NaN, of a step.
 
     Attributes:
         path: the path of the layer, the names that lead to it joined with `/`; "" where it is no layer's.

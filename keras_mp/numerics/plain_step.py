@@ -93,7 +93,9 @@ _LIBRARIES = ("keras", "keras_mp", "jax", "jaxlib", "tensorflow", "numpy", "optr
 
 
 def described(name: str, frames: Sequence[Frame]) -> str:
-    """Describes an operation in a line; "" where libraries made it.
+    """Describes an operation of a user's code in a line.
+
+    It is "" where libraries made it.
 
     Args:
         frames: (file, line number) of the Python that led to it, the innermost first.
