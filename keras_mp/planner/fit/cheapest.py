@@ -19,7 +19,7 @@ class Unanswered(LookupError):
 
 
 class Answers(dict[Measures, float]):
-    """What is known of sets; at 1 one just fits."""
+    """Temporary memory of sets by its room; 1 just fits."""
 
     def __missing__(self, measures: Measures) -> float:
         raise Unanswered(measures)

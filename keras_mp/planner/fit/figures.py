@@ -27,7 +27,7 @@ def state_of(memory: Memory) -> int:
 
 
 def pressure(memory: Memory, capacity: int) -> float:
-    """What a step needs beside its state, by its room."""
+    """A step's need beside its state, by room; 1 fits."""
     room = capacity - state_of(memory)
     return (memory.peak - state_of(memory)) / room if room > 0 else float("inf")
 
