@@ -272,7 +272,7 @@ def summary(out):
 
 def copied(folder):
     """A copy of the repository, which mutants change."""
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "build", "docs"))
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "build"))
     return folder
 
 
