@@ -37,9 +37,9 @@ test-slow: .venv/test  ## What continuous integration runs after `make test`: sl
 	for part in $(SLOW); do KERAS_BACKEND=tensorflow $(PYTEST) -m "slow and not rare" $$(printf "tests/%s " $$part) || exit 1; done
 	KERAS_BACKEND=jax $(PYTEST) -m "jax and slow and not rare" $(addprefix tests/,$(SLOW_ON_JAX))
 
-test-long: .venv/test  ## The other slow tests, every test on JAX, and tests/long, whose tests take minutes each.
+test-long: .venv/test  ## The other slow tests, every test on JAX, compiled as users do, and tests/long, whose tests take minutes each.
 	for folder in $$(ls -d tests/*/) tests/test_*.py; do KERAS_BACKEND=tensorflow $(PYTEST) -m "slow" $$folder || [ $$? = 5 ] || exit 1; done
-	for folder in $$(ls -d tests/*/) tests/test_*.py; do KERAS_BACKEND=jax $(PYTEST) -m "slow or not jax" $$folder || [ $$? = 5 ] || exit 1; done
+	for folder in $$(ls -d tests/*/) tests/test_*.py; do XLA_FLAGS= KERAS_BACKEND=jax $(PYTEST) -m "slow or not jax" $$folder || [ $$? = 5 ] || exit 1; done
 
 test-all: test test-long test-notebook sweep tasks parity test-oldest test-newest test-colab  ## All; see docs/ for the last output.
 
