@@ -12,7 +12,7 @@ from keras import layers, ops
 from twins import twin
 
 import keras_mp
-from keras_mp.rebuild.notes import notes_of
+from keras_mp.rebuild.notes import notes_of, treatments_of
 from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.treatment.treated import Treatment, register_treatments, treat
 
@@ -227,6 +227,19 @@ def test_a_name_that_is_not_known_says_so():
     del treated._TREATMENTS["of tomorrow"]
     with pytest.raises(ValueError, match=r"'of tomorrow', which keras_mp [0-9.]+ does not know: load it with"):
         type(model).from_config(config)
+
+
+def test_a_prepared_graph_writes_each_part_once_and_its_clone_is_prepared():
+    keras.config.set_dtype_policy("mixed_float16")
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Dense(2)(layers.LayerNormalization()(inputs)))
+    plain = type(model)
+    keras_mp.prepare(model, "sgd", "mse")
+    # Each part is in the layer's own config, and so are the policies.
+    assert model.get_config().keys() == {"name", "layer", "treatments", "precision"}
+    clone = keras.models.clone_model(model)
+    assert treatments_of(clone) == treatments_of(model) != {}
+    assert type(keras_mp.revert(clone)) is plain
 
 
 def test_a_layer_that_two_models_share_is_changed_in_both():
