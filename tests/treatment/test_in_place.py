@@ -242,6 +242,13 @@ def test_a_prepared_graph_writes_each_part_once_and_its_clone_is_prepared():
     assert type(keras_mp.revert(clone)) is plain
 
 
+def test_keras_quantizes_a_layer_with_treatments():
+    head = keras_mp.stabilize(build()).get_layer("head")
+    has = treatments_of(head)
+    head.quantize("int8")
+    assert head.quantization_mode == "int8" and treatments_of(head) == has != {}
+
+
 def test_a_layer_that_two_models_share_is_changed_in_both():
     keras.config.set_dtype_policy("mixed_float16")
     shared = layers.LayerNormalization(name="norm")
