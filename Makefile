@@ -18,7 +18,7 @@ PARTS := "tests/[a-f]*/" "tests/[g-z]*/ tests/test_*.py"
 SLOW := "fp8 lean qat" "promises loss_scaling stability rebuild training" "backend export models bench planner/fit/test_kept_figures.py::test_models_that_differ_in_one_thing_do_not_share recipes/datasets recipes/test_cifar10.py system planner/test_assigned.py planner/test_lean_vocabulary.py"
 # A file of each room whose code is other code on JAX: what a new version of Keras or JAX breaks.
 NEWEST := backend/test_keras_patches.py export/test_saved_model.py fp8/test_layers.py lean/test_make_lean.py loss_scaling/test_optimizer_as_keras.py models/test_rotary.py numerics/test_nonfinite.py parallel/test_distribute.py planner/test_compile_report.py precision/test_doctor.py promises qat/test_keras_modes.py rebuild/test_rebuild.py recipes/test_digits.py stability/test_stabilize.py training/test_prepare.py treatment/test_in_place.py
-SLOW_ON_JAX := parallel fp8 lean qat promises loss_scaling stability rebuild training backend export models numerics planner/fit/test_advise.py planner/fit/test_advise_several_chips.py planner/test_fp8.py planner/test_lean_vocabulary.py
+SLOW_ON_JAX := parallel fp8 lean promises loss_scaling stability rebuild training backend export models numerics planner/fit/test_advise.py planner/fit/test_advise_several_chips.py planner/test_fp8.py planner/test_lean_vocabulary.py
 
 .PHONY: train test test-slow bench test-all test-tensorflow test-jax test-long test-oldest test-newest test-newest-jax newest test-colab test-notebook bundle docs notebooks lint sweep tasks parity clean
 
@@ -31,11 +31,13 @@ test-tensorflow: .venv/test
 	for part in $(PARTS); do KERAS_BACKEND=tensorflow $(PYTEST) -m "not slow" $$part || exit 1; done
 
 test-jax: .venv/test
-	KERAS_BACKEND=jax $(PYTEST) -m "jax and not slow"
+	KERAS_BACKEND=jax $(PYTEST) -m "jax and not slow" --ignore=tests/qat
+	KERAS_BACKEND=jax $(PYTEST) -m "jax and not slow" tests/qat
 
 test-slow: .venv/test  ## What continuous integration runs after `make test`: slow tests, by folder.
 	for part in $(SLOW); do KERAS_BACKEND=tensorflow $(PYTEST) -m "slow and not rare" $$(printf "tests/%s " $$part) || exit 1; done
 	KERAS_BACKEND=jax $(PYTEST) -m "jax and slow and not rare" $(addprefix tests/,$(SLOW_ON_JAX))
+	KERAS_BACKEND=jax $(PYTEST) -m "jax and slow and not rare" tests/qat
 
 test-long: .venv/test  ## The other slow tests, every test on JAX, compiled as users do, and tests/long, whose tests take minutes each.
 	for folder in $$(ls -d tests/*/) tests/test_*.py; do KERAS_BACKEND=tensorflow $(PYTEST) -m "slow" $$folder || [ $$? = 5 ] || exit 1; done
