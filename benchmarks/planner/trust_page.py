@@ -32,6 +32,7 @@ WHY = {
     "LitGPT, Llama 2 7B, LoRA": "LitGPT keeps more for the backward pass: 1 and 2 sequences are below their peak, too",
     "LitGPT, Llama 2 7B in full": SHARDED,
     "LitGPT, Llama 3 8B in full": SHARDED,
+    "timm, vit": SCORES,
     "timm": RECOMPUTED,
     "modded": "the logits, 13 GB in float32, are there several times in a loss that is not compiled with the model",
     "BERT-large, SQuAD": BINNED,
