@@ -157,7 +157,7 @@ def losses() -> None:
         model.compile(keras.optimizers.Adam(3e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         if chosen_only:
             keras_mp.lean.make_lean(model)
-        runs.append([float(model.train_on_batch(x, tokens[:, 1:])) for _ in range(50)])
+        runs.append([model.train_on_batch(x, tokens[:, 1:], return_dict=True)["loss"] for _ in range(50)])
     print(f"{keras.backend.backend()}, steps 1, 10, 20, 30, 40, 50:")
     for name, run in zip(("own code", "chosen only"), runs, strict=True):
         print(f"{name}: {', '.join(f'{run[step]:.5f}' for step in (0, 9, 19, 29, 39, 49))}")
