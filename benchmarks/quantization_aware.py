@@ -25,6 +25,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import keras_mp
+from benchmarks.quantization_aware_litert import network
 from recipes.datasets.text import read, sequences, split
 from recipes.language_model import build, language_model
 
@@ -126,16 +127,26 @@ def told(values):
     return f"{np.mean(values):.4g} ({', '.join(f'{value:.4g}' for value in values)})"
 
 
+def four_dense():
+    return keras.Sequential([keras.Input((1024,)), *(keras.layers.Dense(1024, "relu") for _ in range(4))])
+
+
+LITERT = {"int8 of LiteRT": "qat_litert", "int16x8 of LiteRT": "qat_litert_int16x8"}
+# What is measured: a builder, the shapes of inputs and targets, the modes.
+STEPS = {
+    "Dense, 256 rows": (four_dense, (256, 1024), (256, 1024), CONFIGS),
+    "Dense, 2048 rows": (four_dense, (2048, 1024), (2048, 1024), CONFIGS),
+    "CNN, 64 images": (lambda: network(16, 16), (64, 16, 16, 1), (64, 10), LITERT),
+}
+
+
 def step_rows(options):
-    """Steps of four Dense layers of 1024 by 1024, all models in turn: the median, and that of the ratios to float32."""
-    for rows in (256, 2048):
-        x, y = np.random.default_rng(0).normal(size=(2, rows, 1024)).astype("float32")
-        models, times = {}, []
-        for mode in (None, *CONFIGS):
-            model = keras.Sequential([keras.Input((1024,)), *(keras.layers.Dense(1024, "relu") for _ in range(4))])
-            model = model if mode is None else keras_mp.convert(model, CONFIGS[mode])
+    """Steps of each of `STEPS`, all models in turn: the median, and that of the ratios to float32."""
+    for name, (make, *shapes, modes) in STEPS.items():
+        x, y = (np.random.default_rng(0).normal(size=shape).astype("float32") for shape in shapes)
+        models, times = {"float32": make(), **{mode: keras_mp.convert(make(), modes[mode]) for mode in modes}}, []
+        for model in models.values():
             model.compile("sgd", "mse", jit_compile=True)
-            models[mode or "float32"] = model
         for _ in range(12):
             times.append([])
             for model in models.values():
@@ -148,7 +159,7 @@ def step_rows(options):
             memory = ""
             if keras.backend.backend() == "jax":
                 memory = f"{keras_mp.inspect(model, (x, y)).memory.temporary / 2**20:.1f} MiB"
-            yield f"| {rows} | {mode} | {step * 1e3:.0f} ms | {ratio:.2f} | {memory} |"
+            yield f"| {name} | {mode} | {step * 1e3:.0f} ms | {ratio:.2f} | {memory} |"
 
 
 def main():
@@ -161,7 +172,7 @@ def main():
     lines = []
     for task in options.tasks:
         if task == "step":
-            names = ("rows", "mode", "a step", "of float32's", "temporary memory")
+            names = ("layers", "mode", "a step", "of float32's", "temporary memory")
             lines += ["", f"| {' | '.join(names)} |", f"| --- | --- |{' ---: |' * 3}", *step_rows(options)]
         else:
             names = ("task", "mode", "float", "float, more", "quantized after training", "trained for it")

@@ -25,9 +25,9 @@ import keras_mp
 SEEDS = (0, 1, 2)
 
 
-def network(width: int) -> keras.Model:
-    """A CNN of three residual blocks with depthwise convolutions, for images of 8 by 8."""
-    inputs = keras.Input((8, 8, 1), name="image")
+def network(width: int, side: int = 8) -> keras.Model:
+    """A CNN of three residual blocks with depthwise convolutions, for square images."""
+    inputs = keras.Input((side, side, 1), name="image")
     x = layers.Conv2D(width, 3, padding="same", use_bias=False)(inputs)
     x = layers.ReLU()(layers.BatchNormalization()(x))
     for _ in range(3):
