@@ -205,8 +205,9 @@ MISSED = """\
   MaxText logs JAX's `memory_analysis()`, which has the gaps between a TPU's arrays twice
   (docs/maintainers/what-we-fixed.md, 11j). One logs 35.0 GiB, ran, and its log gives a chip 31.25. They stay scored as
   published. The program differs, too: a plain JAX form of it, with its loop over layers, its loss, its clipping and its
-  own kernel, assigns 10.5 GiB for 8 x 2048, 11.0 for 4 x 4096, 11.5 for 2 x 8192, 12.4 for 1 x 16384 and 24.7 for 1 x
-  32768, where the rows have 9.9, 9.9, 9.9, 10.0 and 20.6, and the source logs 14.0, 14.7, 15.7, 17.8 and 35.0. The
+  own kernel (`python benchmarks/planner/scanned_layers.py --maxtext FOLDER`), assigns 10.6 GiB for 8 x 2048, 10.9 for
+  4 x 4096, 11.4 for 2 x 8192, 12.4 for 1 x 16384 and 24.8 for 1 x 32768, where the rows have 9.9, 9.9, 9.9, 10.0 and
+  20.6, and the source logs 14.0, 14.7, 15.7, 17.8 and 35.0. The
   growth with the length is of its kernel, which writes the gradient of queries once for each 512 keys, in float32 from
   five such blocks on: 0.0625 GiB a block for 16,384 tokens, as assigned; the log grows by twice that, 0.13, as gaps
   counted twice would. Compiled to the end, that form of the model of 12 layers, 8 x 2048, has 12.9 GiB by
