@@ -7,13 +7,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tests compile many small programs and run each once: with little of LLVM's optimizer they take less time. XLA's own
 # passes, which decide precision and memory, are all there; at level 0 tanh and erf are less exact than without flags.
-# `XLA_FLAGS= make test` runs what users run.
+# `XLA_FLAGS= make test` runs what users run, and so do the tests of qat where they run alone: they promise bits.
 FLAGS = "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true"
 FLAGS += " --xla_cpu_parallel_codegen_split_count=1"  # they are too small to be compiled in parts
-if os.environ.get("KERAS_BACKEND") == "jax" and not any(word.startswith("tests/qat") for word in sys.argv):
+paths = [word for word in sys.argv if word.startswith("tests/")]
+if paths and all(path.startswith("tests/qat") for path in paths):
+    FLAGS = ""
+elif os.environ.get("KERAS_BACKEND") == "jax":
     # Two thirds of the time go to compilers there. Without LLVM's optimizer, and with the older emitters of kernels
     # that jax 0.10 still has, a step is compiled in a quarter of it; a tanh may be off by 5.5 units in place of 4.4.
-    # Not where bits are promised: the tests of qat are a run of their own.
     FLAGS = FLAGS.replace("_level=1", "_level=0")
     FLAGS += " --xla_cpu_use_fusion_emitters=false" * version("jaxlib").startswith("0.10.")
     # A program that another test, worker or run has compiled is read from a file.
