@@ -36,6 +36,7 @@ from keras_mp.export.verification import relative_difference
 from keras_mp.rebuild.model import rebuild, unchanged
 from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.stability.sensitive import sensitive_layers
+from keras_mp.system.atomic_write import write_text
 
 
 class Row(NamedTuple):
@@ -170,9 +171,7 @@ def _write(path: Path, rows: list[Row], failed: list[tuple[str, str]]) -> None:
         *("| " + " | ".join(_cells(each)) + " |" for each in rows),
         *(f"\n{name} failed: {reason}" for name, reason in failed),
     ]  # fmt: skip
-    partial = path.with_suffix(".partial")
-    partial.write_text("\n".join(lines) + "\n")
-    partial.rename(path)
+    write_text("\n".join(lines) + "\n", path)
 
 
 if __name__ == "__main__":

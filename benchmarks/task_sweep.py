@@ -34,6 +34,7 @@ from rich.console import Console
 from benchmarks.kerashub_tasks import OUTSIDE, TASKS
 from benchmarks.kerashub_tasks.plain import Failure
 from benchmarks.kerashub_tasks.steps import STEPS, row
+from keras_mp.system.atomic_write import write_text
 
 CONFIGURED = ROOT / "benchmarks/kerashub_tasks"
 RESULTS = ROOT / "build/kerashub-tasks"
@@ -216,9 +217,7 @@ def _write(path: Path, rows: list[dict[str, Any]], states: dict[str, str]) -> No
         "## Not in the table", "",
         *(f"- `{name}`: {reason}" for name, reason in OUTSIDE.items()),
     ]  # fmt: skip
-    partial = path.with_suffix(".partial")
-    partial.write_text("\n".join(lines) + "\n")
-    partial.rename(path)
+    write_text("\n".join(lines) + "\n", path)
 
 
 if __name__ == "__main__":
