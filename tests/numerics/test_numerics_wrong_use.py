@@ -8,7 +8,7 @@ from keras import layers
 
 import keras_mp
 from keras_mp import audit
-from keras_mp.numerics import compare_training, find_nonfinite
+from keras_mp.numerics import find_nonfinite
 
 LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 UNBUILT = "is not built"
@@ -43,17 +43,6 @@ WRONG = [
         lambda m, x, y: audit(compiled(dense(3), loss=LOGITS), (x, np.arange(16) % 8)),
         "labels from 0 to 7 do not fit.*3 classes, so labels are 0 to 2",
     ),
-    (lambda m, x, y: compare_training(m, [(x, y)]), "build="),
-    (lambda m, x, y: compare_training(lambda: dense(1), [(x, y)]), "got a model that is not compiled"),
-    (lambda m, x, y: compare_training(build, [(x, y)], ["float8"]), "names 'float8'"),
-    (lambda m, x, y: compare_training(build, [(x, y)], "float32"), "precisions='float32'"),
-    *(
-        (lambda m, x, y, seeds=seeds: compare_training(build, [(x, y)], seeds=seeds), "seeds=")
-        for seeds in (0, [], "3", [1.5], True)
-    ),
-    (lambda m, x, y: compare_training(build, [(x, y)], steps=0), "steps=0"),
-    (lambda m, x, y: compare_training(build, []), "data is empty"),
-    (lambda m, x, y: compare_training(build, [(x, x)], {"wide": lambda: build(17)}, steps=1, seeds=1), "other weights"),
     *(
         (lambda m, x, y, most=most: keras_mp.NonFiniteFinder(max_consecutive_skips=most), "max_consecutive_skips=")
         for most in (0, 2.5, True)

@@ -12,7 +12,6 @@ from keras_mp.bench.workloads import Measured
 from keras_mp.export.export_report import DeploymentReport, ExportReport, Int8Layer
 from keras_mp.numerics.audit import audit
 from keras_mp.numerics.audit_report import AuditReport
-from keras_mp.numerics.parity import ParityReport
 from keras_mp.planner.fit.advice_report import AdviceReport, ChipAdvice
 from keras_mp.planner.fit.measures import Measures
 from keras_mp.planner.read.collectives import Collective
@@ -44,12 +43,6 @@ def audited() -> AuditReport:
     report.model, report.notes = f"small {MARKUP}", [f"a note {MARKUP}"]
     report.layers[0].damage["float16"] = math.inf
     return report
-
-
-def parity() -> ParityReport:
-    """Three precisions, of which one diverged."""
-    curves = {name: [[3.0, 2.0, 1.0], [3.0, 2.5, last]] for name, last in (("float32", 1.2), (MARKUP, math.nan))}
-    return ParityReport(3, 2, curves, {name: [1.0, seeds[1][-1]] for name, seeds in curves.items()})
 
 
 def benchmarked() -> BenchmarkReport:
@@ -154,5 +147,4 @@ EXAMPLES = {
     DeploymentReport: deployed,
     ExportReport: exported,
     ModelReport: listed,
-    ParityReport: parity,
 }
