@@ -18,7 +18,7 @@ from keras_mp.numerics.data import batches_of, check_labels, check_model, trains
 from keras_mp.numerics.observe import Call, ObservedStep, Record
 from keras_mp.numerics.ranges import Range, merged, sampled
 from keras_mp.numerics.response import Responses, responses
-from keras_mp.precision.formats import FLOAT16, FORMATS
+from keras_mp.precision.formats import FLOAT16
 from keras_mp.qat.quantization_aware import CONFIGS, LOW_SQNR, decisions
 from keras_mp.rebuild.walk import layers_by_path, own_variables, with_self
 from keras_mp.reporting.progress import progress
@@ -27,7 +27,6 @@ from keras_mp.system.argument_checks import whole_number
 SAMPLE = 8192
 # What a later, larger gradient has room to grow by before the recommended scale makes it overflow.
 HEADROOM = 16.0
-_GRADIENTS = ("output gradient", "kernel gradient")
 
 
 def audit(model: keras.Model, batches: Any, steps: int = 8, *, sample: int | None = SAMPLE) -> AuditReport:
@@ -92,39 +91,24 @@ class _Run:
         self.largest_gradient = 0.0
         self.losses: list[float] = []
         self.ranges: dict[tuple[str, int], Range] = {}
-        # By tensor and format: sum over the steps of (gradient . rounding error)^2.
-        self.squares: dict[tuple[str, int], dict[str, float]] = {}
-        self.kernel_errors: list[tuple[tuple[str, int], dict[str, np.ndarray]]] = []
         self.weights = {id(v): place for place, v in enumerate(model.trainable_variables)}
+        for place, variable in enumerate(model.trainable_variables):  # which no step changes
+            x = np.asarray(variable.value, "float32")
+            ends = (float(x.min()), float(x.max())) if x.size else None
+            self._range("kernel", place).update(sampled(x, sample, np.ravel), size=x.size, extremes=ends)
 
     def take(self, batch: tuple) -> None:
         result = self.step(batch)
         self.losses.append(float(result["loss"]))
         layout = self.step.record.layout
         parts = np.split(result["values"], np.cumsum([count for *_, count in layout])[:-1])
-        views = {
-            (kind, index): (values, size, (float(low), float(high)))
-            for (kind, index, size, _), values, (low, high) in zip(layout, parts, result["ends"], strict=True)
-        }
-        gradients = [ends for (kind, _), (_, _, ends) in views.items() if "gradient" in kind]
-        sizes = [abs(end) for ends in gradients for end in ends if math.isfinite(end)]
+        ends = result["ends"].tolist()
+        gradients = [pair for (kind, *_), pair in zip(layout, ends, strict=True) if "gradient" in kind]
+        sizes = [abs(end) for pair in gradients for end in pair if math.isfinite(end)]
         self.largest_gradient = max([self.largest_gradient, *sizes])
         self._lower_scale(_recommended(self.largest_gradient))
-        errors = {}
-        for key, (values, size, ends) in views.items():
-            if key not in self.ranges:
-                self.ranges[key] = self._range(key[0])
-            errors[key] = self.ranges[key].update(values, size=size, extremes=ends)
-        for (kind, index), error in [*errors.items(), *self._kernel_errors()]:
-            gradient = views.get((f"{kind} gradient", index))
-            if "gradient" in kind or gradient is None:
-                continue
-            sums = self.squares.setdefault((kind, index), dict.fromkeys(FORMATS, 0.0))
-            for name, e in error.items():
-                with np.errstate(over="ignore", invalid="ignore"):
-                    change = gradient[0] * e
-                total = float(np.einsum("i,i->", change, change, dtype="float64")) * gradient[1] / max(1, e.size)
-                sums[name] += total if math.isfinite(total) else math.inf
+        for (kind, place, size, _), values, (low, high) in zip(layout, parts, ends, strict=True):
+            self._range(kind, place).update(values, size=size, extremes=(low, high))
 
     def _lower_scale(self, scale: float) -> None:
         """Lowers the scale, as a dynamic loss scale does."""
@@ -134,21 +118,12 @@ class _Run:
                 if "gradient" in kind:
                     measured.scales["float16"] = scale
 
-    def _range(self, kind: str) -> Range:
-        scales: dict[str, float | None] = {"E4M3": None, "E5M2": None}
-        return Range({**scales, "float16": self.scale} if "gradient" in kind else scales)
-
-    def _kernel_errors(self) -> list[tuple[tuple[str, int], dict[str, np.ndarray]]]:
-        """The rounding errors of the weights, which no step changes."""
-        if not self.kernel_errors:
-            for place, variable in enumerate(self.model.trainable_variables):
-                x = np.asarray(variable.value, "float32")
-                ends = (float(x.min()), float(x.max())) if x.size else None
-                key = ("kernel", place)
-                self.ranges[key] = self._range("kernel")
-                part = sampled(x, self.sample, np.ravel)
-                self.kernel_errors.append((key, self.ranges[key].update(part, size=x.size, extremes=ends)))
-        return self.kernel_errors
+    def _range(self, kind: str, place: int) -> Range:
+        """The range of a tensor, of which this is the first or a later part."""
+        if (kind, place) not in self.ranges:
+            scales: dict[str, float | None] = {"E4M3": None, "E5M2": None}
+            self.ranges[kind, place] = Range({**scales, "float16": self.scale} if "gradient" in kind else scales)
+        return self.ranges[kind, place]
 
     def report(self, responses: Responses) -> AuditReport:
         record = self.step.record
@@ -197,21 +172,7 @@ class _Run:
             "fp8": verdict.fp8(layer, audited.ranges),
         }
         audited.response = response
-        base = max(abs(float(np.mean(self.losses))), float(np.finfo("float32").tiny))
-        for name in FORMATS:
-            audited.damage[name] = self._damage([*keys["output"], *keys["kernel"]], name) / base
-            audited.input_damage[name] = self._damage([*keys["input"], *keys["kernel"]], name) / base
-            audited.gradient_error[name] = max(
-                (_error(audited.ranges[role].loss(name).sqnr) for role in _GRADIENTS if role in audited.ranges),
-                default=0.0,
-            )
-        judged = audited.verdicts["mixed_float16"]
-        if not judged.ok and "gradient" not in judged.tensor and "past float16" in judged.reason:
-            audited.damage["float16"] = math.inf
         return audited
-
-    def _damage(self, keys: list[tuple[str, int]], name: str) -> float:
-        return math.sqrt(sum(self.squares.get(key, {}).get(name, 0.0) for key in keys) / max(1, len(self.losses)))
 
 
 def _finish(
@@ -242,11 +203,6 @@ def _recommended(largest: float) -> float:
     room = FLOAT16.max / (largest * HEADROOM)
     scale = math.ldexp(0.5, math.frexp(room)[1]) if math.isfinite(room) else math.inf
     return min(max(scale, default.min_scale), default.max_scale)
-
-
-def _error(sqnr: float) -> float:
-    """The size of the noise, of that of the signal."""
-    return 0.0 if math.isnan(sqnr) else 10 ** (-sqnr / 20)
 
 
 def _quantized(model: keras.Model) -> dict[str, str]:

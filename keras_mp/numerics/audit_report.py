@@ -17,13 +17,11 @@ from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import shorten_middle
 from keras_mp.system.argument_checks import one_of
 
-# What each precision rounds a layer's tensors to; FP8 rounds what goes into a product.
-FORMAT_OF = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "E4M3"}
 _PRECISIONS = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16", "fp8": "FP8"}
 _SUSPECT = ("layer", "fits with the loss scale", "tensor", "why", "remedy")
 _MOST_SUSPECTS = 12
 _NAMED = 40  # characters of a layer's name in a sentence
-_TABLE = ("layer", "output", "kernel", "output gradient", "float16", "damage float16", "bfloat16", "E4M3")
+_TABLE = ("layer", "output", "kernel", "output gradient", *_PRECISIONS.values())
 
 
 @dataclass
@@ -36,16 +34,9 @@ class LayerAudit:
         calls: the number of times that a step calls it.
         ranges: the range of each tensor: "input", "output", "kernel" (its weights), "kernel gradient", "output
             gradient", and of the tensors inside: "before activation", "scores".
-        damage: the share of the loss, for each format, by which rounding the layer's output and its weights changes it,
-            to first order: sqrt(sum (gradient . rounding error)^2), as if the errors were independent. Infinite where a
-            value overflows.
-        input_damage: the share of the loss, for each format, by which rounding the layer's inputs and its weights
-            changes it, as an FP8 product does.
         response: the error of the layer's result, for float16 and bfloat16, if its arguments and weights are rounded,
             and code that is not Keras's computes in that precision: as a share of the size of the result. A sentence
             where the code fails; nothing for a layer that hands values on, or is in float32 among others in 16 bits.
-        gradient_error: the size of the error of the layer's gradients, for each format, as a share of the size of the
-            gradients: float16 at the recommended loss scale, the 8-bit formats at max / amax.
         verdicts: the verdict for each precision: "mixed_float16", "mixed_bfloat16", "fp8".
     """
 
@@ -53,10 +44,7 @@ class LayerAudit:
     kind: str
     calls: int = 0
     ranges: dict[str, Range] = field(default_factory=dict)
-    damage: dict[str, float] = field(default_factory=dict)
-    input_damage: dict[str, float] = field(default_factory=dict)
     response: dict[str, float | str] = field(default_factory=dict)
-    gradient_error: dict[str, float] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
 
 
@@ -107,8 +95,8 @@ class AuditReport(Report):
     def suspects(self, precision: str = "mixed_float16") -> list[Suspect]:
         """Lists layers that a precision does not fit, worst first.
 
-        First those whose values overflow, in the order of the forward pass; then those whose values or gradients are
-        lost, by how much; last those that the loss scale saves.
+        First those whose values overflow, in the order of the forward pass; then those that lose, by how much; last
+        those that the loss scale saves.
 
         Args:
             precision: "mixed_float16", "mixed_bfloat16" or "fp8".
@@ -116,23 +104,21 @@ class AuditReport(Report):
         Raises:
             ValueError: If the precision is none of the three.
         """
-        one_of("precision", precision, FORMAT_OF)
+        one_of("precision", precision, _PRECISIONS)
         ranked = []
         for place, layer in enumerate(self.layers):
             judged = layer.verdicts[precision]
             if judged.ok and not judged.remedy or precision == "fp8" and not judged.tensor:
                 continue
-            damage = layer.damage[FORMAT_OF[precision]]
-            error = layer.gradient_error[FORMAT_OF[precision]]
-            rank = (judged.ok, -damage if math.isinf(damage) else -max(damage, error), place)
+            rank = (judged.ok, -judged.error, place)
             ranked.append((rank, Suspect(layer.path, judged.tensor, judged.reason, judged.remedy, judged.ok)))
         return [suspect for _, suspect in sorted(ranked, key=lambda pair: pair[0])]
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values; infinities and NaN as strings."""
         names = ("model", "steps", "loss", "loss_scale", "notes", "quantized")
-        of_layer = ("path", "kind", "calls", "damage", "input_damage", "response", "gradient_error", "verdicts")
-        of_tensor = ("values", "zeros", "nan", "inf", "lowest", "highest", "smallest")
+        of_layer = ("path", "kind", "calls", "response", "verdicts")
+        of_tensor = ("values", "zeros", "nan", "inf", "lowest", "highest")
         layers = []
         for audited in self.layers:
             tensors = {}
@@ -165,13 +151,12 @@ class AuditReport(Report):
         return said
 
     def _tables(self) -> dict[str, list[RenderableType]]:
-        left = ("layer", "float16")
         layers = ColumnTable(
-            "Layers, worst first: ranges, and damage to the loss as a share of it",
+            "Layers, the worst in float16 first: ranges, and what fits",
             _TABLE,
-            narrow=(*left, "damage float16", "bfloat16", "E4M3"),
-            right=[name for name in _TABLE if name not in left],
-            rows=map(_cells, sorted(self.layers, key=lambda layer: -layer.damage["float16"])),
+            narrow=(_TABLE[0], *_PRECISIONS.values()),
+            right=_TABLE[1:4],
+            rows=map(_cells, sorted(self.layers, key=lambda layer: -layer.verdicts["mixed_float16"].error)),
         )
         tables: dict[str, list[RenderableType]] = {"layers": [layers]}
         for precision, name in _PRECISIONS.items():
@@ -228,11 +213,10 @@ def _fitting_fp8(report: AuditReport) -> str:
 def _cells(layer: LayerAudit) -> list[str]:
     """The cells of a layer, as in `_TABLE`."""
     name = layer.path + (f" ({layer.calls} calls)" if layer.calls > 1 else "")
-    judged = layer.verdicts["mixed_float16"]
-    word = "yes" if judged.ok else f"no: {judged.tensor}"
+    words = ["yes" if verdict.ok else f"no: {verdict.tensor}" for verdict in layer.verdicts.values()]
+    words[-1] = words[-1] if _judged_in_fp8(layer) else "-"
     ranges = [_span(layer.ranges.get(role)) for role in ("output", "kernel", "output gradient")]
-    damages = (layer.damage[name] for name in ("float16", "bfloat16", "E4M3"))
-    return [name, *ranges, word, *("overflow" if math.isinf(damage) else f"{damage:.1e}" for damage in damages)]
+    return [name, *ranges, *words]
 
 
 def _span(values: Range | None) -> str:

@@ -11,8 +11,8 @@ import numpy as np
 
 from keras_mp.precision.formats import FORMATS, Format, current_scale, format_named
 
-# math.frexp's exponents of float32's values: 2**-149, the smallest subnormal one, to just below 2**128.
-_LOWEST_EXPONENT, _HIGHEST_EXPONENT = -148, 128
+# Half of float16's smallest number: what is smaller rounds to zero, and half of it to the even one, too.
+_VANISHES = 2.0**-25
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,12 @@ class FormatLoss:
     Attributes:
         overflow: the share that rounds to more than the largest number.
         zeroed: the share that is not zero and rounds to zero.
-        subnormal: the share that rounds to a subnormal number, and so keeps fewer bits.
         sqnr: signal to quantization-noise ratio in decibels, 10 log10(sum x^2 / sum (round(x) - x)^2): infinite where
             nothing is lost, minus infinity where a value overflows to infinity, NaN where there is no signal.
     """
 
     overflow: float
     zeroed: float
-    subnormal: float
     sqnr: float
 
 
@@ -39,7 +37,6 @@ class FormatLoss:
 class _Counts:
     overflow: float = 0.0
     zeroed: float = 0.0
-    subnormal: float = 0.0
     signal: float = 0.0
     noise: float = 0.0
 
@@ -61,7 +58,7 @@ class Range:
         values: the number of values; zeros and those that are not finite among them.
         lowest: the lowest finite value; infinity before the first.
         highest: the highest finite value.
-        smallest: the smallest magnitude above zero; infinity where there is none.
+        vanishing: the number of values above zero that float16 rounds to zero where nothing scales them.
     """
 
     scales: dict[str, float | None] = field(default_factory=dict)
@@ -71,27 +68,21 @@ class Range:
     inf: float = 0
     lowest: float = math.inf
     highest: float = -math.inf
-    smallest: float = math.inf
+    vanishing: float = 0
     _counts: dict[str, _Counts] = field(default_factory=lambda: {name: _Counts() for name in FORMATS})
-    _exponents: np.ndarray = field(default_factory=lambda: np.zeros(_HIGHEST_EXPONENT - _LOWEST_EXPONENT + 1))
 
-    def update(
-        self, x: Any, *, size: int | None = None, extremes: tuple[float, float] | None = None
-    ) -> dict[str, np.ndarray]:
+    def update(self, x: Any, *, size: int | None = None, extremes: tuple[float, float] | None = None) -> None:
         """Takes in more values.
 
         Args:
             x: floats of any shape; all values, or a sample of them.
             size: the number of values of which x is a sample.
             extremes: the lowest and the highest of all of them.
-
-        Returns:
-            The rounding errors of x by format, float32 or float64, flat; 0 for values that are not finite.
         """
         x = np.asarray(x)
         x = (x if x.dtype == np.float32 else x.astype("float32")).reshape(-1)
         if x.size == 0:
-            return {name: x for name in FORMATS}
+            return
         weight = 1.0 if size is None else size / x.size
         finite = np.isfinite(x)
         clean = bool(finite.all())
@@ -108,11 +99,9 @@ class Range:
         magnitude = np.abs(x)
         nonzero = magnitude > 0
         self.zeros += weight * (finite & ~nonzero).sum()
-        if nonzero.any():
-            self.smallest = min(self.smallest, float(magnitude[nonzero].min()))
-            exponents = np.frexp(magnitude[nonzero])[1] - _LOWEST_EXPONENT
-            self._exponents += weight * np.bincount(exponents, minlength=self._exponents.size)
-        return {name: self._take(x, magnitude, nonzero, format, weight, extremes) for name, format in FORMATS.items()}
+        self.vanishing += weight * (nonzero & (magnitude <= _VANISHES)).sum()
+        for format in FORMATS.values():
+            self._take(x, magnitude, nonzero, format, weight, extremes)
 
     def _take(
         self,
@@ -122,7 +111,7 @@ class Range:
         format: Format,
         weight: float,
         extremes: tuple[float, float] | None,
-    ) -> np.ndarray:
+    ) -> None:
         counts = self._counts[format.name]
         largest = max([abs(end) for end in extremes or () if math.isfinite(end)] + [float(magnitude.max())])
         scale = self.scales.get(format.name, 1.0)
@@ -138,9 +127,7 @@ class Range:
             error = rounded - x if scale == 1.0 else rounded / np.float64(factor) - x
         if not np.isfinite(top):
             error = np.where(np.isnan(error), np.inf, error)  # NaN in the 8-bit formats, which have no use for infinity
-        small = np.abs(rounded) < format.smallest_normal
         counts.zeroed += weight * (nonzero & (rounded == 0)).sum()
-        counts.subnormal += weight * (small & (rounded != 0)).sum()
         if not np.isfinite(top) or format.overflows(float(top)):
             with np.errstate(over="ignore"):
                 counts.overflow += weight * (~np.isfinite(format.round_unclipped(scaled))).sum()
@@ -150,7 +137,6 @@ class Range:
                 counts.noise = math.inf
         counts.signal += weight * float(np.einsum("i,i->", x, x, dtype="float64"))
         counts.noise += weight * float(np.einsum("i,i->", error, error, dtype="float64"))
-        return error
 
     def loss(self, format: Any) -> FormatLoss:
         """The loss of the values so far in a format.
@@ -166,14 +152,13 @@ class Range:
             sqnr = math.inf
         else:
             sqnr = -math.inf if math.isinf(counts.noise) else 10 * math.log10(counts.signal / counts.noise)
-        shares = (counts.overflow / total, counts.zeroed / total, counts.subnormal / total)
-        return FormatLoss(*shares, sqnr)
+        return FormatLoss(counts.overflow / total, counts.zeroed / total, sqnr)
 
-    def share_below(self, exponent: int) -> float:
-        """Share of nonzero values whose magnitude is below 2**exponent."""
-        nonzero = self._exponents.sum()
-        place = min(max(exponent - _LOWEST_EXPONENT + 1, 0), self._exponents.size)
-        return float(self._exponents[:place].sum() / nonzero) if nonzero else 0.0
+    @property
+    def share_vanishing(self) -> float:
+        """The share of nonzero values that vanish in float16."""
+        nonzero = self.values - self.zeros - self.nonfinite
+        return self.vanishing / nonzero if nonzero else 0.0
 
     @property
     def largest(self) -> float:
@@ -197,11 +182,9 @@ def merged(ranges: Iterable[Range]) -> Range:
     whole = Range()
     for part in ranges:
         whole.scales = part.scales
-        for name in ("values", "zeros", "nan", "inf"):
+        for name in ("values", "zeros", "nan", "inf", "vanishing"):
             setattr(whole, name, getattr(whole, name) + getattr(part, name))
         whole.lowest, whole.highest = min(whole.lowest, part.lowest), max(whole.highest, part.highest)
-        whole.smallest = min(whole.smallest, part.smallest)
-        whole._exponents = whole._exponents + part._exponents
         for name, counts in part._counts.items():
             for key, value in vars(counts).items():
                 setattr(whole._counts[name], key, getattr(whole._counts[name], key) + value)

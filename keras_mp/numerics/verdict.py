@@ -43,6 +43,7 @@ class Verdict(NamedTuple):
         reason: a sentence.
         remedy: the thing to do about it, or "".
         tried: whether the layer could be run on what is rounded; where it could not, `ok` is False.
+        error: the size of what the tensor loses as a share of its own; infinite where values overflow.
     """
 
     ok: bool
@@ -50,6 +51,7 @@ class Verdict(NamedTuple):
     reason: str
     remedy: str = ""
     tried: bool = True
+    error: float = 0.0
 
 
 _FLOAT32 = f"give the layer {remedies.FLOAT32_LAYER}, or make its values smaller"
@@ -71,9 +73,8 @@ def float16(layer: keras.Operation, ranges: Mapping[str, Range], scale: float, r
     ratio = ranges["output"].loss(FLOAT16).sqnr if "output" in ranges else math.nan
     if ratio < LEAST_SQNR:
         zeroed = ranges["output"].loss(FLOAT16).zeroed
-        return Verdict(
-            False, "output", f"{zeroed:.1%} of its outputs become zero, and it keeps only {ratio:.0f} dB", _FLOAT32
-        )
+        reason = f"{zeroed:.1%} of its outputs become zero, and it keeps only {ratio:.0f} dB"
+        return Verdict(False, "output", reason, _FLOAT32, error=_noise(ratio))
     if (responding := _responding(layer, response, FLOAT16)) is not None:
         return responding
     for role in ("output gradient", "kernel gradient"):
@@ -82,7 +83,8 @@ def float16(layer: keras.Operation, ranges: Mapping[str, Range], scale: float, r
             continue
         if FLOAT16.overflows(gradient.largest * scale):
             reason = f"at a loss scale of {scale:g} its {role} overflows: it reaches {gradient.largest:.3g}"
-            return Verdict(False, role, reason, f"lower the loss scale, or give the layer {remedies.FLOAT32_LAYER}")
+            remedy = f"lower the loss scale, or give the layer {remedies.FLOAT32_LAYER}"
+            return Verdict(False, role, reason, remedy, error=math.inf)
         ratio = gradient.loss(FLOAT16).sqnr
         if ratio < LEAST_SQNR:
             lost = gradient.loss(FLOAT16).zeroed
@@ -90,17 +92,17 @@ def float16(layer: keras.Operation, ranges: Mapping[str, Range], scale: float, r
                 f"at a loss scale of {scale:g}, the largest that other gradients allow, {lost:.1%} of its {role} "
                 f"become zero, and it keeps only {max(ratio, 0):.0f} dB: it reaches only {gradient.largest:.3g}"
             )
-            return Verdict(
-                False, role, reason, f"give the layer {remedies.FLOAT32_LAYER}, or weigh its part of the loss more"
-            )
+            remedy = f"give the layer {remedies.FLOAT32_LAYER}, or weigh its part of the loss more"
+            return Verdict(False, role, reason, remedy, error=_noise(ratio))
     for role in ("output gradient", "kernel gradient"):
         gradient = ranges.get(role)
-        vanishing = gradient.share_below(-25) if gradient is not None else 0.0
+        vanishing = gradient.share_vanishing if gradient is not None else 0.0
         if gradient is not None and vanishing > 0.5:
             reason = (
                 f"without a loss scale {vanishing:.1%} of its {role} become zero: it reaches {gradient.largest:.3g}"
             )
-            return Verdict(True, role, reason, f"scale the loss, by {scale:g} to begin with: {remedies.SCALE_LOSS}")
+            remedy = f"scale the loss, by {scale:g} to begin with: {remedies.SCALE_LOSS}"
+            return Verdict(True, role, reason, remedy, error=vanishing)
     return Verdict(True, "", "all of it fits")
 
 
@@ -135,9 +137,13 @@ def _overflowing(role: str, of: Range) -> Verdict:
     end = of.highest if of.highest >= -of.lowest else of.lowest
     share = of.loss(FLOAT16).overflow
     tensor = f"its {role}" if role != "before activation" else "the input of its activation"
-    return Verdict(
-        False, role, f"{tensor} reaches {end:.3g}, past float16's {FLOAT16.max:g} ({share:.2g} of it)", _FLOAT32
-    )
+    reason = f"{tensor} reaches {end:.3g}, past float16's {FLOAT16.max:g} ({share:.2g} of it)"
+    return Verdict(False, role, reason, _FLOAT32, error=math.inf)
+
+
+def _noise(sqnr: float) -> float:
+    """The size of the noise, as a share of the signal's."""
+    return 10 ** (-sqnr / 20)
 
 
 def _too_large(values: Range, format: Format) -> bool:
@@ -166,14 +172,15 @@ def _responding(layer: keras.Operation, response: float | str | None, format: Fo
     remedy = f"give the layers that compute its arguments {remedies.FLOAT32_LAYER}"
     if isinstance(layer, keras.layers.Layer):
         remedy = f"give the layer {remedies.FLOAT32_LAYER}, and the layers that compute its arguments, too"
-    return Verdict(False, "output", reason, remedy)
+    return Verdict(False, "output", reason, remedy, error=response)
 
 
 def bfloat16(layer: keras.Operation, ranges: Mapping[str, Range], response: float | str | None) -> Verdict:
     """The verdict on bfloat16; `response` as for float16."""
     for role, values in ranges.items():
         if _too_large(values, BFLOAT16):
-            return Verdict(False, role, f"its {role} reaches {values.largest:.3g}, past bfloat16's {BFLOAT16.max:.3g}")
+            reason = f"its {role} reaches {values.largest:.3g}, past bfloat16's {BFLOAT16.max:.3g}"
+            return Verdict(False, role, reason, error=math.inf)
     return _responding(layer, response, BFLOAT16) or Verdict(True, "", "all of it fits")
 
 
@@ -197,5 +204,5 @@ def fp8(layer: keras.Operation, ranges: Mapping[str, Range]) -> Verdict:
             reason = (
                 f"its {role} keeps only {ratio:.0f} dB in {format.name}: its values lie too far apart for one scale"
             )
-            return Verdict(False, role, reason, "leave the layer in 16 bits")
+            return Verdict(False, role, reason, "leave the layer in 16 bits", error=_noise(ratio))
     return Verdict(True, "", "all of it fits")

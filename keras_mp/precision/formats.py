@@ -50,16 +50,6 @@ class Format:
     saturates: bool = False
     has_nan: bool = True
 
-    @property
-    def smallest_normal(self) -> float:
-        """The smallest number with all bits of the mantissa."""
-        return 2.0**self.min_exponent
-
-    @property
-    def smallest(self) -> float:
-        """The smallest number above zero, a subnormal one; also the distance of subnormal numbers."""
-        return 2.0 ** (self.min_exponent - self.mantissa_bits)
-
     def overflows(self, value: float) -> bool:
         """Whether a finite number rounds to more than the largest one."""
         return math.isfinite(value) and not bool(np.isfinite(self.round_unclipped(value)))

@@ -12,6 +12,7 @@ from keras_mp.bench.workloads import Measured
 from keras_mp.export.export_report import DeploymentReport, ExportReport, Int8Layer
 from keras_mp.numerics.audit import audit
 from keras_mp.numerics.audit_report import AuditReport
+from keras_mp.numerics.verdict import Verdict
 from keras_mp.planner.fit.advice_report import AdviceReport, ChipAdvice
 from keras_mp.planner.fit.measures import Measures
 from keras_mp.planner.read.collectives import Collective
@@ -38,10 +39,10 @@ def _batch():
 
 
 def audited() -> AuditReport:
-    """An audit with a note, and a layer of which everything overflows."""
+    """An audit with a note, and a layer that overflows."""
     report = audit(_small_model(), _batch())
     report.model, report.notes = f"small {MARKUP}", [f"a note {MARKUP}"]
-    report.layers[0].damage["float16"] = math.inf
+    report.layers[0].verdicts["mixed_float16"] = Verdict(False, "output", "it overflows", error=math.inf)
     return report
 
 
