@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import platform
 import secrets
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -23,26 +19,22 @@ from keras_mp.system.packages import installed
 
 engine = backend.engine_of(__package__)
 
-PACKAGES = ("keras", "tensorflow", "jax", "jaxlib", "numpy")
+PACKAGES = ("keras-mp", "keras", "tensorflow", "jax", "jaxlib", "numpy")
 
 _joined: list[Coordinator] = []
 
 
 @contextmanager
-def join(
-    cluster: Cluster | None, settings: Mapping[str, Any] | None = None, code: Sequence[Path] = (), **options: Any
-) -> Iterator[None]:
+def join(cluster: Cluster | None, settings: Mapping[str, Any] | None = None, **options: Any) -> Iterator[None]:
     """Joins the processes that train together, in a scope.
 
-    Begin the program with it, before any model or data. All must have the same versions, code and settings. When one of
-    them is lost, dead or stopped, every other one ends itself within half a minute and names it; when this one fails,
-    the others end, too.
+    Begin the program with it, before any model or data. All must have the same versions and settings. When one of them
+    is lost, dead or stopped, every other one ends itself within half a minute and names it; when this one fails, the
+    others end, too.
 
     Args:
         cluster: the result of `find_cluster`; None for a process that trains alone, for which this does nothing.
         settings: the settings of the training, by name, which must be the same on all.
-        code: folders whose modules and packages, where they have been imported, must be the same on all, beside the
-            kit's and those that lie where the program does.
         **options: further arguments of `Coordinator`.
 
     Raises:
@@ -57,7 +49,6 @@ def join(
     try:
         python = {"python": platform.python_version(), "backend": keras.backend.backend()}
         coordinator.agree("versions", python | installed(PACKAGES))
-        coordinator.agree("code", _code([Path(sys.path[0] or os.getcwd()), *code]))
         coordinator.agree("settings", dict(settings or {}))
         if keras.backend.backend() == "jax":  # where a variable's initial value must be the same on all
             own = get_random_seed()
@@ -119,35 +110,3 @@ def any_process(flag: bool) -> bool:
 def from_first(value: Any) -> Any:
     """Gives all processes the first one's value, JSON's."""
     return _joined[-1].from_first(value) if _joined else value
-
-
-def _code(folders: Sequence[Path]) -> dict[str, str]:
-    """Digests the sources of kit, folders and program."""
-    digests: dict[str, str] = {}
-    for name, source in _imported_from(folders).items():
-        if source.is_dir():
-            digests |= {f"{name}/{path.relative_to(source)}": _digest(path) for path in sorted(source.rglob("*.py"))}
-        else:
-            digests[name] = _digest(source)
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    if main and os.path.isfile(main):
-        digests["the main program"] = _digest(Path(main))
-    return digests
-
-
-def _imported_from(folders: Sequence[Path]) -> dict[str, Path]:
-    """Lists the kit, and what was imported from some folders."""
-    inside = {folder.resolve() for folder in folders}
-    sources = {"keras_mp": Path(__file__).parents[1]}
-    for name, module in sorted(sys.modules.items()):
-        if "." in name or name == "__main__":
-            continue
-        for place in getattr(module, "__path__", None) or [getattr(module, "__file__", None) or ""]:
-            source = Path(place).resolve()
-            if source.parent in inside and (source.is_dir() or source.suffix == ".py"):
-                sources.setdefault(name, source)
-    return sources
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]

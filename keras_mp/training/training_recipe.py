@@ -353,7 +353,7 @@ def run_recipe(arguments: Sequence[str]) -> int:
         cluster = find_cluster(getattr(config, "hosts", None), getattr(config, "host_index", None))
         own = {name: value for name, value in vars(config).items() if name not in ("hosts", "host_index", "output")}
         # Processes that train together are joined before TensorFlow or JAX compute anything.
-        with join(cluster, {"recipe": recipe.given, **own}, code=[module_name(recipe.file)[1]]):
+        with join(cluster, {"recipe": recipe.given, **own}):
             return 130 if recipe.train(config) else 0
     except KeyboardInterrupt:
         print("stopped at once: only the finished files of the run are kept", file=sys.stderr)

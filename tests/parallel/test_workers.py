@@ -1,6 +1,5 @@
 """Real processes on this machine that train together; every one is killed when it takes too long."""
 
-import importlib
 import json
 import os
 import re
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 import together
 
-from keras_mp.parallel import workers
 from keras_mp.training.checkpoint_file import checkpoints_in, place_of
 
 ROOT = Path(__file__).parents[2]
@@ -188,30 +186,3 @@ def test_one_that_never_starts_is_named(tmp_path):
         assert f"LostWorkerError: {missing} did not join within 3 s" in errors, errors[-2000:]
     else:  # JAX aborts the process, and lists numbers
         assert missing in errors and re.search(r"timed out task names:\s+(\S*task:)?1\s", errors), errors[-2000:]
-
-
-def test_code_beside_a_training_recipe_must_be_the_same_on_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    for name, text in (
-        ("helper_of_mine.py", "WIDTH = 1"),
-        ("models_of_mine/__init__.py", ""),
-        ("never_imported.py", ""),
-    ):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    (tmp_path / "models_of_mine" / "deep.py").write_text("")
-    for name in ("helper_of_mine", "models_of_mine"):
-        importlib.import_module(name)
-        monkeypatch.setitem(sys.modules, name, sys.modules[name])
-    before = workers._code([tmp_path])
-    assert {name for name in before if "mine" in name} == {
-        "helper_of_mine",
-        "models_of_mine/__init__.py",
-        "models_of_mine/deep.py",
-    }
-    assert "keras_mp/parallel/workers.py" in before and "never_imported" not in before
-    assert not any(name.startswith(("keras/", "numpy/")) for name in before)
-    (tmp_path / "helper_of_mine.py").write_text("WIDTH = 2")
-    assert [name for name, digest in workers._code([tmp_path]).items() if digest != before[name]] == ["helper_of_mine"]
-    assert not any("mine" in name for name in workers._code([tmp_path / "models_of_mine"]))
