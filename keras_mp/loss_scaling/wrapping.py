@@ -33,16 +33,14 @@ def wrap_optimizer(
     `LossScaleOptimizer`, which is wrapped around them in float16, where
 
     - TensorFlow keeps the gradient of a weight sparse, because its rows are looked up (Embedding, ReversibleEmbedding,
-      layers with such code of their own, sparse inputs, layers that encode as sparse tensors), and the optimizer
-      squares, clips or divides each occurrence of a row by itself: every optimizer but SGD and Lion without clipping.
-      `LossScaleOptimizer` sums them first.
+      sparse inputs, layers that encode as sparse tensors), and the optimizer squares, clips or divides each occurrence
+      of a row by itself: every optimizer but SGD and Lion without clipping. `LossScaleOptimizer` sums them first. So
+      may layers whose code is neither Keras's nor this package's.
     - with `gradient_accumulation_steps`, weights are averaged (`use_ema`) or constrained: Keras does both at each
       micro-batch, `LossScaleOptimizer` at each applied step. Other weights are the same, and on JAX in less memory:
       there Keras's step has a copy of all weights and slots.
 
-    There it is wrapped in every precision, as it is on several replicas. On TensorFlow a model with layers whose code
-    is neither Keras's nor this package's is traced once to find out, which computes nothing and takes a large model
-    seconds.
+    There it is wrapped in every precision, as it is on several replicas.
 
     Args:
         optimizer: a Keras optimizer that does not scale the loss yet.
@@ -140,10 +138,8 @@ def is_better_wrapped(optimizer: keras.optimizers.Optimizer, model: keras.Model)
         summing = all(map(_sums_rows, known.values()))
         embeds = any(map(_is_embedding, layers_by_path(model).values()))
         return updates.HAS_SPARSE_GRADIENTS and embeds and not summing
-    if not deciding:
-        return False
-    sparse = {id(variable) for variable in _sparse_variables(model)}
-    return any(id(variable) in sparse for variable in deciding)
+    looked_up = {id(variable) for variable in _looked_up(model)} if updates.HAS_SPARSE_GRADIENTS else set()
+    return any(id(variable) in looked_up for variable in deciding)
 
 
 def _sums_rows(leaf: keras.optimizers.Optimizer) -> bool:
@@ -154,22 +150,20 @@ def _sums_rows(leaf: keras.optimizers.Optimizer) -> bool:
     return type(leaf).update_step in _SUMMING and not rescales
 
 
-def _sparse_variables(model: keras.Model) -> list[keras.Variable]:
-    """The variables whose gradients are sparse, or may be."""
-    embeddings, unclear = [], []
+def _looked_up(model: keras.Model) -> list[keras.Variable]:
+    """The weights whose rows are looked up, or may be."""
     layers = [model, *layers_by_path(model).values()]
     # Inputs, and layers that encode as sparse tensors, such as CategoryEncoding.
     reads_sparse = any(
         getattr(source, "sparse", False) for source in [*(getattr(model, "inputs", None) or []), *layers]
     )
-    for layer in layers:
-        own = [variable for variable in own_variables(layer) if variable.trainable]
-        if _is_embedding(layer):
-            embeddings += own
+    return [
+        variable
+        for layer in layers
         # Code of neither Keras nor this package may look rows of a weight up.
-        elif reads_sparse or package_of(original_class(layer).call) not in LIBRARIES:
-            unclear += own
-    return updates.sparse_gradients(model, embeddings, unclear)
+        if reads_sparse or _is_embedding(layer) or package_of(original_class(layer).call) not in LIBRARIES
+        for variable in own_variables(layer)
+    ]
 
 
 def _is_embedding(layer: keras.Layer) -> bool:

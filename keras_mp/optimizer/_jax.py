@@ -189,8 +189,3 @@ HAS_SPARSE_GRADIENTS = False
 
 # A Keras optimizer that accumulates makes its update in every step, and then chooses between old and new values.
 ACCUMULATING_COPIES = True
-
-
-def sparse_gradients(model: keras.Model, embeddings: list[Any], unclear: list[Any]) -> list[Any]:
-    """Tells which variables have a sparse gradient: none."""
-    return []
