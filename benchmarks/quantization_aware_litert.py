@@ -55,7 +55,6 @@ def exported(model: keras.Model, x: Any, y: Any, **options: Any) -> dict[str, An
         "within_one_code": report.within_one_code,
         "bytes": report.bytes,
         "float_operators": sum(report.float_operators.values()),
-        "worst_layer_db": min((row.measured for row in report.layers if row.measured is not None), default=None),
     }
 
 

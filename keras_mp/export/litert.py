@@ -6,7 +6,6 @@ import dataclasses
 import math
 import os
 import re
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,18 +19,18 @@ from keras_mp.export import int8
 from keras_mp.export.deployment import INT8_STEPS, Signature, check, compared, counted, float32_saved_model
 from keras_mp.export.export_report import DeploymentReport
 from keras_mp.export.litert_file import LiteRTFile
-from keras_mp.export.saved_model import export_float32
 from keras_mp.export.verification import ExportError
-from keras_mp.qat.litert_ranges import BITS, LITERT, settle, trained_for
+from keras_mp.qat.litert_ranges import BITS, settle, trained_for
 from keras_mp.rebuild.model import rebuild
 from keras_mp.rebuild.walk import Config, RebuildError, layers_by_path
 from keras_mp.system.argument_checks import one_of
 from keras_mp.system.atomic_write import atomic_write, parents_made
 from keras_mp.system.quiet_import import quiet_stderr
-from keras_mp.treatment.treated import untreated_node
 
-# Records on which the layers of an int8 file are compared with those of the model.
+# Records that tell which operators have huge values.
 PROBE = 32
+# Records that are scored at once.
+BATCH = 64
 
 
 def export_litert(
@@ -52,14 +51,9 @@ def export_litert(
     TensorFlow's converter converts it, using only LiteRT's own operators. Without `calibrate` it is in float32: no
     tensor of it may be a 16- or 8-bit float or quantized.
 
-    With `calibrate` its weights are int8, and its activations too, or int16. The ranges are the audit's, taken in
-    inference: the model runs in float32 over all of `calibrate`, each layer's lowest and highest output is kept, and
-    the converter is calibrated on the records that reach them, and on `int8.TYPICAL` others for the tensors inside
-    layers. The file is then run, and each layer's output in it compared with the layer.
-
-    A model that was trained by `convert(model, "qat_litert")` brings its ranges: its file computes what it computes,
-    up to rounding, and is compared with it. Its layers are compared with those of the model without rounding, on the
-    records of `verify`.
+    With `calibrate` its weights are int8, and its activations too, or int16, in ranges that the converter takes from
+    all of `calibrate`. A model that was trained by `convert(model, "qat_litert")` brings its ranges: its file computes
+    what it computes, up to rounding, and is compared with it.
 
     Recurrent layers are unrolled: the converter cannot take Keras's loops with an unknown batch size.
 
@@ -113,19 +107,15 @@ def export_litert(
     if evaluate is not None and not model.compiled:
         raise ExportError(f"evaluate needs the loss of model {model.name!r}: compile it")
     flat = unrolled(model, verify)
-    plain = flat
-    if trained is not None:  # without convert(model, "qat_litert"), with the same weights
-
-        def without_rounding(node: Config, layer: Any) -> Config:
-            return to_float32(untreated_node(node, (LITERT,)), layer)
-
-        plain = rebuild(flat, without_rounding, policy="float32", sample=verify, carry_compile=False).model
+    source = flat if trained is None else _rounded(flat, verify)
+    # Where a sum is rounded otherwise in float32, a value can fall on the next step.
+    proof = (verify, tolerance) if trained is None else (None, INT8_STEPS)
     try:
-        with float32_saved_model(plain, verify, tolerance) as (folder, signature, notes):
-            if quantize is None:
-                file, report = _converted(folder, model), DeploymentReport(path, "LiteRT", 0, {})
+        with float32_saved_model(source, *proof) as (folder, signature, notes):
+            if calibrate is not None:
+                file = _calibrated(folder, signature, model, calibrate, str(quantize))
             else:
-                file, report = _quantized(folder, signature, plain, flat, verify if trained else calibrate, quantize)
+                file = _converted(folder, model, quantize)
     except ValueError as error:
         if flat is not model and "Cannot unroll" in str(error):
             raise ExportError(
@@ -133,6 +123,11 @@ def export_litert(
                 "a fixed number of steps"
             ) from error
         raise
+    if trained == "int16x8":
+        try:
+            file = file.with_wide_biases()
+        except OverflowError as error:
+            raise ExportError(f"model {model.name!r} was not exported for {trained!r}: {error}") from error
     if integer_io:
         file = file.with_integer_io(BITS[quantize])  # type: ignore[index]
         still = ", ".join(file.float_io())
@@ -140,8 +135,14 @@ def export_litert(
     remaining = file.low_precision(quantized=quantize is not None)
     if remaining:
         raise ExportError(f"model {model.name!r} was not exported: low precision would be left in {remaining[:5]}")
-    report = dataclasses.replace(
-        report, path=path, bytes=len(file.content), operators=counted(file.operators()), notes=notes
+    report = DeploymentReport(
+        path,
+        "LiteRT" if quantize is None else f"LiteRT {quantize}",
+        len(file.content),
+        counted(file.operators()),
+        float_operators={} if quantize is None else counted(file.float_operators()),
+        calibrated_on=0 if calibrate is None else len(keras.tree.flatten(calibrate)[0]),
+        notes=notes,
     )
     with parents_made(path), atomic_write(path) as partial:
         partial.write_bytes(file.content)
@@ -226,68 +227,40 @@ def _where(error: Exception, model: keras.Model) -> str:
     return f"{told}. Replace what computes it, or use export_float32"
 
 
-def _quantized(
-    folder: Path, signature: Signature, model: keras.Model, trained: keras.Model, data: Any, quantize: str
-) -> tuple[LiteRTFile, DeploymentReport]:
-    """A quantized file, and a report on its layers."""
-    # The folder is of model, without rounding; trained is with it, or the same. The data calibrate, or look at layers.
-    bits = BITS[quantize]
-    report = DeploymentReport(folder, f"LiteRT {quantize}", 0, {})
-    file = None if trained is model else _converted_as_trained(trained, quantize, data)
-    if data is not None:
-        feed = signature.feed(data, "calibrate" if file is None else "verify")
-        arrays = keras.tree.pack_sequence_as(signature.structure, list(feed.values()))
-        float32 = rebuild(model, to_float32, policy="float32", sample=arrays, carry_compile=False).model
-        outputs = int8.observe(float32, arrays)
-        records = len(next(iter(feed.values())))
-        probe = int8.spread(records, PROBE)
-        probed = {name: x[probe] for name, x in feed.items()}
-        expected = int8.outputs_of(float32, keras.tree.map_structure(lambda x: x[probe], arrays))
-        in_float = _converted(folder, model)
-        if file is None:
-            places = int8.chosen(outputs, records)
+def _calibrated(folder: Path, signature: Signature, model: keras.Model, calibrate: Any, quantize: str) -> LiteRTFile:
+    """A file with ranges of data."""
+    feed = signature.feed(calibrate, "calibrate")
+    records = len(next(iter(feed.values())))
 
-            def feeds() -> Iterator[Any]:
-                return ({name: x[place : place + 1] for name, x in feed.items()} for place in places)
+    def feeds() -> Iterator[Any]:
+        return ({name: x[place : place + 1] for name, x in feed.items()} for place in range(records))
 
-            kept = int8.stays_float(in_float, probed, bits)
-            if kept and quantize != "int8":
-                raise ExportError(
-                    f"model {model.name!r} was not exported: values of {int8.HUGE:.0e} and above, such as an attention "
-                    f"mask has, reach {', '.join(kept[:3])}, and quantize={quantize!r} cannot keep single operators in "
-                    "float32, as 'int8' can"
-                )
-            file = _converted(folder, model, quantize, feeds, kept)
-            report = dataclasses.replace(report, calibrated_on=len(places))
-        layers = int8.layers(outputs, expected, in_float, file, probed, bits)
-        report = dataclasses.replace(report, layers=layers)
-    assert file is not None, "without ranges of its own a model is calibrated"
-    return file, dataclasses.replace(report, float_operators=counted(file.float_operators()))
+    probe = np.linspace(0, records - 1, min(records, PROBE)).astype(int)
+    kept = int8.stays_float(_converted(folder, model), {name: x[probe] for name, x in feed.items()}, BITS[quantize])
+    if kept and quantize != "int8":
+        raise ExportError(
+            f"model {model.name!r} was not exported: values of {int8.HUGE:.0e} and above, such as an attention mask "
+            f"has, reach {', '.join(kept[:3])}, and quantize={quantize!r} cannot keep single operators in float32, as "
+            "'int8' can"
+        )
+    return _converted(folder, model, quantize, feeds, kept)
 
 
-def _converted_as_trained(model: keras.Model, quantize: str, sample: Any) -> LiteRTFile:
-    """The file of a model's rounded weights and ranges."""
+def _rounded(model: keras.Model, sample: Any) -> keras.Model:
+    """The same model with its rounded weights and ranges."""
     rounded = rebuild(model, to_float32, policy="float32", sample=sample, carry_compile=False).model
     try:
         settle(rounded)
     except ValueError as error:
         raise ExportError(str(error)) from error
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "saved_model"
-        # Where a sum is rounded otherwise in float32, a value can fall on the next step.
-        export_float32(rounded, path, tolerance=INT8_STEPS)
-        file = _converted(path, model, quantize)
-    try:
-        return file.with_wide_biases() if quantize == "int16x8" else file
-    except OverflowError as error:
-        raise ExportError(f"model {model.name!r} was not exported for {quantize!r}: {error}") from error
+    return rounded
 
 
 def _scores(run: Any, signature: Signature, model: keras.Model, x: Any, y: Any) -> list[dict[str, float]]:
     """The loss and metrics of a model and its file."""
     feed = signature.feed(x, "evaluate")
-    records = range(0, len(next(iter(feed.values()))), int8.BATCH)
-    batches = [run({name: array[start : start + int8.BATCH] for name, array in feed.items()}) for start in records]
+    records = range(0, len(next(iter(feed.values()))), BATCH)
+    batches = [run({name: array[start : start + BATCH] for name, array in feed.items()}) for start in records]
     predicted = model.predict(x, verbose=0)
     served = keras.tree.pack_sequence_as(predicted, [np.concatenate(parts) for parts in zip(*batches, strict=True)])
     scores = []

@@ -19,19 +19,12 @@ class Tensor(NamedTuple):
     Attributes:
         name: the name that the converter gave it.
         type: "FLOAT32", "INT8", ...
-        constant: whether the file holds its values.
-        made_by: the kind of the operator that puts it out; "" for inputs and constants.
-        scales: the scales of a quantized tensor, one or one a channel; else empty. A value is scale * (number - zero
-            point).
-        zero_points: the zero points of a quantized tensor, as many as scales.
+        scales: the scales of a quantized tensor, one or one a channel; else empty.
     """
 
     name: str
     type: str
-    constant: bool
-    made_by: str
     scales: list[float]
-    zero_points: list[int]
 
 
 class Operator(NamedTuple):
@@ -65,17 +58,11 @@ class LiteRTFile:
                 Operator(codes[operator.opcodeIndex], list(operator.inputs), list(operator.outputs))
                 for operator in graph.operators
             ]
-            makers = {place: operator.kind for operator in operators for place in operator.outputs}
-            tensors = [
-                Tensor(
-                    tensor.name.decode(),
-                    types[tensor.type],
-                    file.buffers[tensor.buffer].data is not None,
-                    makers.get(place, ""),
-                    *(_list(getattr(tensor.quantization, name, None)) for name in ("scale", "zeroPoint")),
-                )
-                for place, tensor in enumerate(graph.tensors)
-            ]
+            tensors = []
+            for tensor in graph.tensors:
+                scale = getattr(tensor.quantization, "scale", None)
+                scales = [] if scale is None else scale.tolist()
+                tensors.append(Tensor(tensor.name.decode(), types[tensor.type], scales))
             self.graphs.append((tensors, operators))
 
     def operators(self) -> list[str]:
@@ -221,7 +208,3 @@ def _in_floats(interpreter: Any) -> Callable[[Mapping[str, np.ndarray]], dict[st
         }
 
     return call
-
-
-def _list(x: Any) -> list:
-    return [] if x is None else x.tolist()

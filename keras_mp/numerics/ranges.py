@@ -166,12 +166,6 @@ class Range:
         return max(abs(self.lowest), abs(self.highest)) if self.values and math.isfinite(self.highest) else 0.0
 
     @property
-    def mean_square(self) -> float:
-        """Mean square of the finite values, or 0."""
-        finite = self.values - self.nonfinite
-        return self._counts["float16"].signal / finite if finite else 0.0
-
-    @property
     def nonfinite(self) -> float:
         """How many values are infinite or NaN."""
         return self.nan + self.inf

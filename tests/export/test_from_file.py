@@ -41,7 +41,7 @@ def test_the_command_with_the_data_of_an_audit(tmp_path):
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["format"] == "LiteRT int8" and report["calibrated_on"] == 50
-    assert [row["path"] for row in report["layers"]][-1] == "last" and report["max_difference"] < 0.1
+    assert report["max_difference"] < 0.1
     assert report["bytes"] == (tmp_path / "out.tflite").stat().st_size
 
 

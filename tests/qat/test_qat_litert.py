@@ -165,8 +165,7 @@ def test_the_file_computes_what_was_trained(tmp_path):
     assert run.get_input_details()["x"]["quantization"][0] == pytest.approx((high - low) / 255, rel=1e-5)
     assert report.model_scores["loss"] == pytest.approx(report.file_scores["loss"], abs=0.05)
     assert report.file_scores["loss"] == pytest.approx(model.evaluate(x, y, verbose=0)[0], abs=0.05)
-    rows = {row.path: row for row in report.layers}
-    assert rows["head"].measured > 15 and "Training set the ranges." in str(report) and "within one code" in str(report)
+    assert "Training set the ranges." in str(report) and "within one code" in str(report)
 
 
 KINDS = ("separable, pooled", "transposed", "nested", "concatenated", "with a sigmoid", "one dimension, mixed_float16")
