@@ -110,8 +110,6 @@ def _ours(
             "gradient must skip the step of all: compile with an optimizer that does not"
         )
     if isinstance(optimizer, LossScaleOptimizer):
-        if not settings["release_gradients"]:
-            settings = settings | {"clip_by_last_norm": False}  # the norm of this step is there to clip by
         return fresh_optimizer(optimizer, **settings)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return LossScaleOptimizer(

@@ -38,7 +38,6 @@ _DEFAULTS = {
     "state_memory": "device",
     "rounding_seed": 0,
     "release_gradients": False,
-    "clip_by_last_norm": False,
 }
 _SMALLEST_NORMAL_FLOAT16 = 2.0**-14  # IEEE 754 binary16
 
@@ -87,10 +86,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         rounding_seed: the seed of the stochastic rounding, of slots and of weights in bfloat16, an int.
         release_gradients: Whether no weight waits for the gradients of others, which needs `LossScale.none()`. They are
             then not accumulated, and clipped by `clipvalue` or `clipnorm`, which need one gradient at a time.
-        clip_by_last_norm: Whether, with `release_gradients`, the inner optimizer's `global_clipnorm` reads the global
-            norm of the step before. A gradient is multiplied by `global_clipnorm / max(global_clipnorm, norm of all
-            gradients in the step before, norm of this gradient now)`, so that a spike never passes the limit in one
-            weight.
         **settings: the arguments of `LossScale`; `dynamic_growth_steps` is Keras's name for `growth_interval`.
 
     Attributes:
@@ -131,7 +126,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         state_memory: str = "device",
         rounding_seed: int = 0,
         release_gradients: bool = False,
-        clip_by_last_norm: bool = False,
         **settings: Any,
     ) -> None:
         inner.check_unscaled("inner_optimizer", inner_optimizer)
@@ -139,9 +133,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         check_built(inner_optimizer, state_dtype, state_memory)
         loss_scale, unknown = _loss_scale_from(loss_scale, settings)
         check_state_memory(state_memory, release_gradients)
-        _check_releases(loss_scale, release_gradients, clip_by_last_norm)
+        _check_releases(loss_scale, release_gradients)
         if release_gradients:
-            inner.check_can_release(inner_optimizer, clip_by_last_norm)
+            inner.check_can_release(inner_optimizer)
         start = loss_scale.initial_state()
         growth_interval = loss_scale.growth_interval if isinstance(loss_scale, LossScale) else 0
         # Keras refuses what it does not know, and explains what belongs to the inner optimizer.
@@ -149,7 +143,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self.loss_scale = loss_scale
         self.measures_gradients = False
         self.state_dtype, self.state_memory = state_dtype, state_memory
-        self.release_gradients, self.clip_by_last_norm = release_gradients, clip_by_last_norm
+        self.release_gradients = release_gradients
         self.rounding_seed = whole_number("rounding_seed", rounding_seed, 0)
         with keras.name_scope(self.name):
             self.dynamic_scale = _scalar("dynamic_scale", start.scale, "float32")
@@ -176,7 +170,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         check_weights(variables)
         inner_build.build_inner(self.inner_optimizer, variables, self.state_dtype, self.state_memory)
         if self.release_gradients:  # also of those that a MultiOptimizer has made now
-            inner.check_can_release(self.inner_optimizer, self.clip_by_last_norm)
+            inner.check_can_release(self.inner_optimizer)
         with keras.name_scope(self.name):
             self._sums = gradients.empty_sums(variables) if self._accumulation_steps > 1 else []
         # Not Keras's LossScaleOptimizer.build, which would make the state once more.
@@ -385,11 +379,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self._move_scale(ops.all(ops.stack(finite)))
         if self.measures_gradients:
             self.gradient_underflow.assign(gradients.share_below(_SMALLEST_NORMAL_FLOAT16, grads, variables))
-        norm = gradients.finite_norm(grads, variables) if self.clip_by_last_norm or self.measures_gradients else None
-        how = inner.Update(self.rounding_seed, True, self.gradient_norm)
-        inner.apply(self.inner_optimizer, grads, variables, self._changing, how)
-        if norm is not None:  # the sum of the squares of finite gradients may be infinite
+            norm = gradients.finite_norm(grads, variables)
+            # The sum of the squares of finite gradients may be infinite.
             self.gradient_norm.assign(ops.where(ops.isfinite(norm), norm, ops.convert_to_tensor(self.gradient_norm)))
+        how = inner.Update(self.rounding_seed, releases=True)
+        inner.apply(self.inner_optimizer, grads, variables, self._changing, how)
 
     def _inverse_scale(self) -> Any:
         """Returns 1 / scale, or None where that is 1."""
@@ -449,15 +443,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         inner.apply(self.inner_optimizer, grads, variables, self._changing, how)
 
 
-def _check_releases(loss_scale: AnyLossScale, release_gradients: Any, clip_by_last_norm: Any) -> None:
-    for name, value in (("release_gradients", release_gradients), ("clip_by_last_norm", clip_by_last_norm)):
-        if not isinstance(value, bool):
-            raise ValueError(f"{name}={value!r} must be True or False")
-    if clip_by_last_norm and not release_gradients:
-        raise ValueError(
-            "clip_by_last_norm=True needs release_gradients=True: without it the norm of this step's gradients is "
-            "known, and global_clipnorm uses it"
-        )
+def _check_releases(loss_scale: AnyLossScale, release_gradients: Any) -> None:
+    if not isinstance(release_gradients, bool):
+        raise ValueError(f"release_gradients={release_gradients!r} must be True or False")
     if release_gradients and not isinstance(loss_scale, NoLossScale):
         raise ValueError(
             f"release_gradients=True needs loss_scale=LossScale.none(), and loss_scale={loss_scale!r} scales the loss: "

@@ -355,7 +355,7 @@ def _waits(model: keras.Model) -> bool:
     if not unscaled or optimizer.release_gradients:
         return False
     try:
-        check_can_release(optimizer.inner_optimizer, by_last_norm=False)
+        check_can_release(optimizer.inner_optimizer)
     except ValueError:
         return False
     return True

@@ -28,7 +28,7 @@ import keras
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.optimizer.gradients import is_finite, sum_of_squares
+from keras_mp.optimizer.gradients import is_finite
 from keras_mp.optimizer.inner_build import slots_of
 from keras_mp.optimizer.state_slot import StateSlot, Unconstrained, WideWeight, is_narrow, updating, where_finite
 from keras_mp.rebuild.optimizers import leaves, optimizer_slots, stored_variables
@@ -211,14 +211,12 @@ class Update(NamedTuple):
     Attributes:
         seed: The seed of stochastic rounding.
         releases: Whether each weight is checked, clipped and updated by itself.
-        last_norm: The variable with the global norm of the step before, where `global_clipnorm` is to read it.
         first: the number of the optimizer's first weight.
         written: a list with values of the slots that were written to the host's memory last; empty before the first.
     """
 
     seed: int
     releases: bool = False
-    last_norm: Any = None
     first: int = 0
     written: Any = None
 
@@ -235,7 +233,7 @@ def update_step(
     """
     finite = None
     if how.releases:
-        finite, gradient = is_finite(gradient), _clipped(leaf, how.last_norm, gradient)
+        finite, gradient = is_finite(gradient), leaf._clip_gradients([gradient])[0]
     open_slots: list[StateSlot] = [*slots_of(leaf, variable)]
     weight = variable
     if is_narrow(variable):
@@ -275,15 +273,6 @@ def _read_by_update(leaf: keras.optimizers.Optimizer, variable: keras.Variable) 
     """Lists a weight, its slots, and variables of no weight."""
     own = [slot.variable for slot in optimizer_slots(leaf) if slot.weight is None or slot.weight is variable]
     return [variable, *(part for slot in own for part in stored_variables(slot))]
-
-
-def _clipped(leaf: keras.optimizers.Optimizer, last_norm: Any, gradient: Any) -> Any:
-    if not leaf.global_clipnorm:
-        return leaf._clip_gradients([gradient])[0]
-    limit = float(leaf.global_clipnorm)
-    norm = ops.maximum(ops.convert_to_tensor(last_norm), ops.sqrt(sum_of_squares(gradient)))
-    factor = limit / ops.maximum(norm, limit)
-    return backend.map_values(lambda values: values * ops.cast(factor, values.dtype), gradient)
 
 
 @contextmanager
@@ -334,17 +323,15 @@ def _decay(leaf: keras.optimizers.Optimizer, weight: Any, finite: Any) -> None:
         leaf.assign_sub(weight, weight * leaf.weight_decay * rate)
 
 
-def check_can_release(optimizer: keras.optimizers.Optimizer, by_last_norm: bool) -> None:
+def check_can_release(optimizer: keras.optimizers.Optimizer) -> None:
     """Checks that an optimizer can update each weight by itself.
 
     Args:
         optimizer: an optimizer, or several in one.
-        by_last_norm: Whether `global_clipnorm` reads the norm of the step before.
 
     Raises:
         ValueError: If it accumulates, clips by the norm of all gradients, or its class defines the update itself.
     """
-    clipping = [leaf for leaf in leaves(optimizer) if leaf.global_clipnorm]
     for leaf in leaves(optimizer):
         name, refused = f"optimizer {leaf.name!r}", ""
         if leaf.gradient_accumulation_steps:
@@ -352,11 +339,10 @@ def check_can_release(optimizer: keras.optimizers.Optimizer, by_last_norm: bool)
                 f"{name} has gradient_accumulation_steps={leaf.gradient_accumulation_steps}, and keeps the sum of each "
                 "gradient: leave out one of the two"
             )
-        elif clipping and (not by_last_norm or leaves(optimizer) != clipping[:1]):
+        elif leaf.global_clipnorm:
             refused = (
-                f"optimizer {clipping[0].name!r} has global_clipnorm={clipping[0].global_clipnorm:g}, which needs the "
-                "norm of all gradients before any weight is updated. Clip each gradient by clipnorm or clipvalue; "
-                "or, with one optimizer, by the norm of the step before: clip_by_last_norm=True of LossScaleOptimizer"
+                f"{name} has global_clipnorm={leaf.global_clipnorm:g}, which needs the norm of all gradients before "
+                "any weight is updated: clip each gradient by clipnorm or clipvalue"
             )
         elif package_of(type(leaf).update_step) != "keras":
             refused = (

@@ -108,12 +108,6 @@ def test_it_releases_gradients():
     assert model.optimizer.release_gradients
     keras_mp.loss_scaling.change_optimizer(model, release_gradients=False)
     assert not model.optimizer.release_gradients
-    inner, none = keras.optimizers.Adam(global_clipnorm=1.0), keras_mp.LossScale.none()
-    model.compile(keras_mp.LossScaleOptimizer(inner, none, release_gradients=True, clip_by_last_norm=True), "mse")
-    keras_mp.loss_scaling.change_optimizer(model, state_dtype="bfloat16")
-    assert (model.optimizer.clip_by_last_norm, model.optimizer.state_dtype) == (True, "bfloat16")
-    keras_mp.loss_scaling.change_optimizer(model, release_gradients=False)
-    assert (model.optimizer.clip_by_last_norm, model.optimizer.state_dtype) == (False, "bfloat16")
     model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.Adam()), "mse")
     with pytest.raises(ValueError, match="scales the loss"):
         keras_mp.loss_scaling.change_optimizer(model, state_dtype="float8", release_gradients=True)

@@ -14,8 +14,8 @@ SHAPES = ((64, 80), (80,), (3,), (1, 70), (70, 64), ())
 AS_STORED = {"float32": ({}, "float32"), "float8": ({"state_dtype": "float8"}, "bfloat16")}
 
 
-def releasing(inner, release=True, last_norm=False, **settings):
-    settings |= {"release_gradients": release, "clip_by_last_norm": last_norm}
+def releasing(inner, release=True, **settings):
+    settings["release_gradients"] = release
     return keras_mp.LossScaleOptimizer(inner, keras_mp.LossScale.none(), **settings)
 
 
@@ -94,29 +94,6 @@ def test_other_settings_of_the_optimizer_are_as_without(settings):
         np.testing.assert_array_equal(new, old)
 
 
-def test_clips_by_the_norm_of_the_step_before_or_the_gradient_s_own():
-    generator = np.random.default_rng()
-    limit, rate, shapes = 1.5, 0.5, ((5, 3), (7,), ())
-    weights = weights_of(shapes=shapes)
-    optimizer = releasing(keras.optimizers.SGD(rate, global_clipnorm=limit), last_norm=True)
-    expected, last = [value.astype("float64") for value in values(weights)], 0.0
-    for scale in (0.1, 3.0, 100.0, 1e-3, 1.0, 1e25, 1.0):
-        step = [(scale * generator.normal(size=shape)).astype("float32") for shape in shapes]
-        step[1][0] = np.inf if scale == 100.0 else step[1][0]
-        norms = [np.linalg.norm(np.asarray(g, "float64")) for g in step]
-        finite = [bool(np.isfinite(g).all()) for g in step]
-        if scale < 1e20:
-            for place, (gradient, norm) in enumerate(zip(step, norms, strict=True)):
-                if finite[place]:
-                    expected[place] -= rate * gradient * limit / max(limit, last, norm)
-            last = float(np.sqrt(sum(norm**2 for norm, good in zip(norms, finite, strict=True) if good)))
-        # else the squares are infinite in float32, the update is none, and the norm before stays
-        apply(optimizer, weights, step)
-        for value, actual in zip(expected, values(weights), strict=True):
-            np.testing.assert_allclose(actual, value, rtol=1e-5, atol=1e-5)
-        assert float(optimizer.gradient_norm) == pytest.approx(last, rel=1e-5)
-
-
 def test_training_is_that_without_and_a_step_that_overflows_keeps_the_statistics():
     generator = np.random.default_rng()
     x, y = generator.normal(size=(10, 8, 5)).astype("float32"), generator.integers(0, 3, (10, 8))
@@ -170,7 +147,7 @@ class Own(keras.optimizers.SGD):
     ("inner", "says"),
     [
         (lambda: keras.optimizers.Adam(gradient_accumulation_steps=2), "gradient_accumulation_steps=2"),
-        (lambda: keras.optimizers.Adam(global_clipnorm=1.0), "clip_by_last_norm=True"),
+        (lambda: keras.optimizers.Adam(global_clipnorm=1.0), "global_clipnorm=1.*clip each gradient by clipnorm"),
         (lambda: Own(0.1), "its own update_step, which may write anything"),
     ],
 )
@@ -180,8 +157,6 @@ def test_refuses_what_needs_all_gradients_with_the_reason(inner, says):
 
 
 def test_wrong_use_has_errors_that_say_what_is_right():
-    with pytest.raises(ValueError, match="clip_by_last_norm=True needs release_gradients=True"):
-        releasing(keras.optimizers.Adam(), release=False, last_norm=True)
     with pytest.raises(ValueError, match="release_gradients='yes' must be True or False"):
         releasing(keras.optimizers.Adam(), release="yes")
     with pytest.raises(ValueError, match=r"needs loss_scale=LossScale.none\(\)"):
