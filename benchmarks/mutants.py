@@ -3,9 +3,10 @@
     python benchmarks/mutants.py draw                     # benchmarks/mutants.txt: which mutants, from a seed
     python benchmarks/mutants.py judge --out judged.txt   # runs each on TensorFlow, two at a time; --rooms fp8 for one
 
-A mutant is one change of one expression. It is killed when a test of the folder that tests its room fails or hangs;
-the first failure ends its run. One run of the folder without a mutant says which files reach the expression: only
-these are run with the mutant. The list says below a mutant why it changes nothing that a program could see.
+A mutant is one change of one expression. It is killed when a test of the folder that tests its room, or of promises,
+fails or hangs; the first failure ends its run. One run without a mutant says which tests reach the expression: only
+their files are run with the mutant, and these tests first. The list says below a mutant why it changes nothing that a
+program could see.
 
 The list names a mutant by its function and its expression, not by a line, so that it is the same one after the code
 around it has changed. A mutant whose expression is no longer there stops the judge.
@@ -32,7 +33,7 @@ ROOT = HERE.parent
 LIST = HERE / "mutants.txt"
 SEED = 20261129
 COUNT = 12  # of each room
-ROOMS = {  # the folder of its tests
+ROOMS = {  # the folder of its tests, beside promises
     "loss_scaling": "loss_scaling",
     "optimizer": "loss_scaling",
     "fp8": "fp8",
@@ -45,6 +46,7 @@ ROOMS = {  # the folder of its tests
     "backend": "backend",
 }
 HANGS = 400  # seconds
+AT_ONCE = 2
 SAME = "# equivalent: "
 
 COMPARED = {
@@ -160,17 +162,22 @@ def mutated(root, mutant):
 PROBE = """
 import os
 
+known = set()
+
 def hit(number):
-    with open(os.environ["MUTANTS_REACHED"], "a") as file:
-        file.write(f"{number} {os.environ.get('MUTANTS_FILE', 'import')}\\n")
+    line = f"{number} {os.environ.get('MUTANTS_TEST', 'import')}\\n"
+    if line not in known:
+        known.add(line)
+        with open(os.environ["MUTANTS_REACHED"], "a") as file:
+            file.write(line)
 
 def pytest_runtest_setup(item):
-    os.environ["MUTANTS_FILE"] = item.path.name
+    os.environ["MUTANTS_TEST"] = item.nodeid
 """
 
 
 def reached(root, mutants, room, out, options):
-    """Runs the tests of a room once, and writes down for each mutant the files of tests that reach its place."""
+    """Runs the tests of a room once, and writes down for each mutant the tests that reach its place."""
     (root / "mutants_probe.py").write_text(PROBE)
     inserts = collections.defaultdict(list)
     for number, mutant in enumerate(mutants):
@@ -190,24 +197,36 @@ def reached(root, mutants, room, out, options):
     lines.write_text("")
     environment = os.environ | {"MUTANTS_REACHED": str(lines), "PYTHONPATH": str(root)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "mutants_probe", *options]
-    done = subprocess.run([*command, f"tests/{ROOMS[room]}"], cwd=root, env=environment, capture_output=True, text=True)
+    command += [f"tests/{ROOMS[room]}", "tests/promises"]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     print(room, done.stdout.strip().splitlines()[-1], flush=True)
-    files = {mutant: set() for mutant in mutants}
-    for number, file in map(str.split, set(lines.read_text().splitlines())):
-        files[mutants[int(number)]].add(file)
-    out.write_text(json.dumps({mutant: sorted(names) for mutant, names in files.items()}))
+    tests = {mutant: set() for mutant in mutants}
+    for number, test in (line.split(" ", 1) for line in lines.read_text().splitlines()):
+        tests[mutants[int(number)]].add(test)
+    out.write_text(json.dumps({mutant: sorted(names) for mutant, names in tests.items()}))
 
 
-def judge(root, mutant, names, options):
+class First:
+    """Runs first the tests that reach a mutant; others of their files may see what a cache or a fixture keeps."""
+
+    def __init__(self, tests, module):
+        self.tests, self.module = set(tests), module
+
+    def pytest_collection_modifyitems(self, items):
+        items.sort(key=lambda item: (item.nodeid not in self.tests, self.module not in item.path.name))
+
+
+def judge(root, mutant, reaching, options):
     """Runs the tests that reach a mutant in a child that has imported the frameworks; the name of the failed test."""
     file, before, after = mutated(root, mutant)
-    folder = f"tests/{ROOMS[mutant.split('/')[1]]}"
-    every = sorted(path.name for path in (root / folder).glob("test_*.py"))
-    names = every if "import" in names else [name for name in every if name in names]
-    if not names:
+    folders = f"tests/{ROOMS[mutant.split('/')[1]]}", "tests/promises"
+    tests = [
+        path.relative_to(root).as_posix() for folder in folders for path in sorted((root / folder).glob("test_*.py"))
+    ]
+    if "import" not in reaching:
+        tests = [test for test in tests if any(name.startswith(f"{test}::") for name in reaching)]
+    if not tests:
         return "SURVIVED: no test reaches it"
-    names.sort(key=lambda name: file.stem not in name)
-    tests = [f"{folder}/{name}" for name in names]
     file.write_bytes(after)
     log = root / "judged.log"
     child = os.fork()
@@ -217,7 +236,9 @@ def judge(root, mutant, names, options):
         os.dup2(out, 1), os.dup2(out, 2)
         import pytest
 
-        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *options, *tests])
+        code = pytest.main(
+            ["-x", "-q", "-p", "no:cacheprovider", *options, *tests], plugins=[First(reaching, file.stem)]
+        )
         sys.stdout.flush()
         os._exit(int(code))
     started = time.monotonic()
@@ -239,7 +260,7 @@ def judge(root, mutant, names, options):
     return f"killed: {failed[0].split(' - ')[0] if failed else f'status {status}'}"
 
 
-def work(root, mutants, files, out, options):
+def work(root, mutants, reaching, out, options):
     os.chdir(root)
     sys.path[:] = [str(root), str(root / "tests"), *(p for p in sys.path if p not in ("", str(HERE), str(ROOT)))]
     sys.dont_write_bytecode = True
@@ -250,7 +271,7 @@ def work(root, mutants, files, out, options):
 
     for mutant in mutants:
         started = time.monotonic()
-        verdict = judge(root, mutant, files[mutant], options)
+        verdict = judge(root, mutant, reaching[mutant], options)
         with open(out, "a") as file:
             file.write(f"{verdict} | {time.monotonic() - started:.0f} s | {mutant}\n")
 
@@ -277,10 +298,10 @@ def copied(folder):
 
 
 def side_by_side(commands):
-    """Runs commands two at a time."""
+    """Runs commands, as many at a time as AT_ONCE says."""
     running = []
     for command in commands:
-        while len(running) == 2:
+        while len(running) == AT_ONCE:
             time.sleep(0.5)
             running = [process for process in running if process.poll() is None]
         running.append(subprocess.Popen([sys.executable, __file__, *map(str, command)]))
@@ -312,8 +333,8 @@ def main():
         of_room = [mutant for mutant in todo if mutant.split("/")[1] == asked.room]
         return reached(Path(asked.root), of_room, asked.room, out, ["-m", asked.mark])
     if asked.do == "work":
-        files = json.loads(Path(asked.root).with_name("reached.json").read_text())
-        return work(Path(asked.root), asked.part.splitlines(), files, out, ["-m", asked.mark])
+        reaching = json.loads(Path(asked.root).with_name("reached.json").read_text())
+        return work(Path(asked.root), asked.part.splitlines(), reaching, out, ["-m", asked.mark])
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         rooms = sorted({mutant.split("/")[1] for mutant in todo}, key=list(ROOMS).index)
@@ -331,13 +352,22 @@ def main():
             ]
             for room in rooms
         )
-        files = {}
+        reaching = {}
         for room in rooms:
-            files |= json.loads((folder / f"{room}.json").read_text())
-        (folder / "reached.json").write_text(json.dumps(files))
+            reaching |= json.loads((folder / f"{room}.json").read_text())
+        (folder / "reached.json").write_text(json.dumps(reaching))
         side_by_side(
-            ["work", "--root", copied(folder / str(part)), "--part", "\n".join(todo[part::2]), "--out", out, *mark]
-            for part in range(2)
+            [
+                "work",
+                "--root",
+                copied(folder / str(part)),
+                "--part",
+                "\n".join(todo[part::AT_ONCE]),
+                "--out",
+                out,
+                *mark,
+            ]
+            for part in range(AT_ONCE)
         )
     summary(out)
 

@@ -57,6 +57,7 @@ FLOAT32 = {name: (units, *rate) for name, (units, _, rate, *_) in GPUS.items()}
 MEMORY_BUS, PACKAGES = ({name: row[place] for name, row in GPUS.items()} for place in (3, 4))
 # NVIDIA's table of a B300 gives the B200's rates; its clock is 3% higher.
 RATES_DIFFER = {"b300": 0.03}
+COARSE = ("h100", "b200")  # pins' rates known to three digits
 # Bytes and bytes per second of a chip in JAX 0.10, jax/_src/pallas/mosaic/tpu_info.py, which has neither from Google
 # Cloud's pages. It counts a v2's 16 GB in powers of ten.
 JAX_TPU = {
@@ -107,6 +108,10 @@ def test_the_compiler_is_told_the_units_clock_and_bandwidth_of_the_chip():
         assert chip.compiler.cores == units, name
         assert chip.compiler.clock * 1e9 == pytest.approx(clock, rel=RATES_DIFFER.get(name, 0.01)), name
         assert chip.compiler.bandwidth == pytest.approx(chip.bandwidth, rel=0.01), name
+        bits, gigabits = MEMORY_BUS[name]
+        rounded = 0.002 if name in COARSE else 0.0004  # the figures of data sheets are rounded more
+        assert chip.compiler.bandwidth == pytest.approx(bits / 8 * gigabits * 1e9, rel=rounded), name
+        assert chip.device_bytes % 4096 == 0, f"{name}: no whole pages of memory"
 
 
 def test_bandwidth_is_bus_width_times_pin_rate():
@@ -315,6 +320,8 @@ COUNTED = [
     ("v5p-2x2x4", "v5p", 16),
     # Google counts TensorCores here, two a chip.
     ("v4-8", "v4", 4),
+    ("v3-8", "v3", 4),
+    ("v2-8", "v2", 4),
     ("4x TPU v4", "v4", 4),
     ("v5p-32", "v5p", 16),
     ("h100-80gb", "h100", 1),

@@ -16,6 +16,7 @@ from keras_mp.precision.formats import (
     FLOAT16,
     FORMATS,
     MAX_SCALE,
+    SCALED_FORMATS,
     cast,
     current_scale,
     format_named,
@@ -27,8 +28,9 @@ DTYPES = {
     "bfloat16": ml_dtypes.bfloat16,
     "E4M3": ml_dtypes.float8_e4m3fn,
     "E5M2": ml_dtypes.float8_e5m2,
+    "E2M1": ml_dtypes.float4_e2m1fn,
 }
-MAX = {"float16": 65504.0, "bfloat16": (2 - 2**-7) * 2.0**127, "E4M3": 448.0, "E5M2": 57344.0}
+MAX = {"float16": 65504.0, "bfloat16": (2 - 2**-7) * 2.0**127, "E4M3": 448.0, "E5M2": 57344.0, "E2M1": 6.0}
 # Subnormals of float32 and of each format, halfway cases, the largest numbers and what lies past them.
 DIFFICULT = [
     *(0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, 1e-40, 1e-38, 2.0**-126, 2.0**-133, 2.0**-134, 1.4e-45 * 3),
@@ -142,14 +144,14 @@ def test_every_pattern_comes_back(format, mode):
     np.testing.assert_array_equal(format.round(numbers), np.where(finite, numbers, np.nan))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", DTYPES)
 def test_limits_are_those_of_ml_dtypes(name):
-    format, limits = FORMATS[name], ml_dtypes.finfo(DTYPES[name])
+    format, limits = {**FORMATS, **SCALED_FORMATS}[name], ml_dtypes.finfo(DTYPES[name])
     assert format.dtype == str(np.dtype(DTYPES[name]))
     assert format.max == float(limits.max) == MAX[name]
     assert format.mantissa_bits == limits.nmant
     assert format.min_exponent == limits.minexp
-    assert format.saturates == (name in FLOAT8_FORMATS)
+    assert format.saturates == (name in SCALED_FORMATS)
 
 
 def nearest(x, format):

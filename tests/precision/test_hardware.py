@@ -1,6 +1,7 @@
 import dataclasses
 
 import fake_devices as fake
+import keras
 import pytest
 
 from keras_mp import backend
@@ -59,6 +60,7 @@ def test_a_reason_says_why():
         ("fp8", fake.PLAIN_CPU, "the same numerics"),
         ("fp8", fake.TPUS[3], "the same numerics"),
         ("fp8", fake.UNKNOWN_TPU, "unknown generation"),
+        ("mxfp8", fake.B200, "use JAX" if keras.backend.backend() == "tensorflow" else "MXFP8 tensor cores"),
         ("bfloat16", fake.T4, "compute capability 7.5"),
         ("bfloat16", fake.PLAIN_CPU, "neither avx512_bf16 nor amx_bf16"),
         ("bfloat16", fake.ARM_CPU, "have not been measured"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_mp.precision.chip import nvlink, pcie
+from keras_mp.precision.chip import pcie
 from keras_mp.precision.chips import CHIPS
 
 # Ports of a TPU and gigabits per second of each in one direction: the "ICI ports per chip" of Google's newer
@@ -30,9 +30,10 @@ def test_every_gpu_that_can_be_compiled_for_has_links_but_a_superchip():
 
 
 def test_rates_of_nvlink_and_pci_express():
-    # NVIDIA's totals add both directions up: 300, 600, 900 and 1800 GB/s for V100, A100, H100 and B200.
-    totals = {(2, 6): 300, (3, 12): 600, (4, 18): 900, (5, 18): 1800}
-    assert {key: 2 * nvlink(*key).bandwidth / 1e9 for key in totals} == totals
+    # NVIDIA's totals add both directions up.
+    totals = {"p100": 160, "v100": 300, "a100": 600, "h100": 900, "b200": 1800}
+    assert {name: 2 * CHIPS[name].link.bandwidth / 1e9 for name in totals} == totals
+    assert {chip.link.name[-3:] for chip in CHIPS.values() if chip.link and "PCIe" in chip.link.name} == {" x8", "x16"}
     # 985 MB/s is what a lane of PCI Express 3.0 is said to carry; each generation doubles it.
     for generation, factor in ((3, 1), (4, 2), (5, 4)):
         assert pcie(generation, "").bandwidth == pytest.approx(16 * factor * 0.985e9, rel=0.001)
