@@ -380,7 +380,7 @@ def test_a_rebuilt_model_keeps_the_stored_bits():
     assert before == after
 
 
-@pytest.mark.parametrize("dtypes", ["float8 float32", "float32 float8"])
+@pytest.mark.parametrize("dtypes", ["float8 float32", "float32 float8", "float8 bfloat16"])
 def test_a_checkpoint_goes_on_in_another_state_dtype(tmp_path, dtypes):
     was, now = dtypes.split()
     x, y = data_of(16)

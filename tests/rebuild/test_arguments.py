@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import keras_mp
+from keras_mp.rebuild.arguments import same
 
 
 class Net(keras.Model):
@@ -99,6 +100,15 @@ def test_a_layer_that_was_given_layers_is_made_again_of_theirs():
     hidden, *_, kernel, bias = model.get_weights()[:4], *model.get_weights()[4:]
     expected = np.tanh(x @ hidden[0] + hidden[1]) @ hidden[2] + hidden[3]
     np.testing.assert_allclose(new.predict(x, verbose=0), expected @ kernel + bias, rtol=1e-4, atol=1e-5)
+
+
+def test_an_argument_is_kept_as_it_was_given_inside_dicts_and_lists_too():
+    def made(rate=0.1):
+        return {"rates": [rate, np.full(2, rate)], "name": "n"}
+
+    assert same(made(), made())
+    for other in (made(0.2), {"name": "n"}, [made()], None):
+        assert not same(other, made()) and not same(made(), other)
 
 
 class Described(keras.Model):

@@ -199,6 +199,18 @@ def test_relative_difference():
     assert relative_difference(np.zeros(0), np.zeros(0)) == 0.0
 
 
+class Noisy(layers.Layer):
+    """Draws without a seed of its own."""
+
+    def call(self, x):
+        return x + 1e-6 * keras.random.normal(ops.shape(x), seed=int(np.random.default_rng().integers(2**30)))
+
+
+def test_a_model_that_draws_anew_each_time_is_rebuilt_however_small_its_outputs():
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(2, kernel_initializer="zeros"), Noisy()])
+    assert rebuild(model, unchanged).unreached == ()
+
+
 def test_a_model_that_cannot_be_run_is_told():
     model = Choosy()
     model(np.full((3, 4), 7, "float32"))

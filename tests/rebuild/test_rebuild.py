@@ -122,6 +122,14 @@ def test_optimizer_state_survives_a_change_of_precision():
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(old), keras.ops.convert_to_numpy(rebuilt))
 
 
+@pytest.mark.parametrize("policy, scales", [("mixed_float16", False), ("float32", True)])
+def test_a_loss_in_float16_is_scaled_unless_that_was_turned_off(policy, scales):
+    model = zoo.build("functional", policy)[0]
+    model.compile("sgd", "mse", auto_scale_loss=scales)
+    new = rebuild(model, unchanged, policy="mixed_float16").model
+    assert isinstance(new.optimizer, keras.optimizers.LossScaleOptimizer) == scales
+
+
 @pytest.mark.parametrize("optimizer", ["SGD", "Adafactor", "Nadam", "Muon"])
 def test_slots_of_every_kind_of_optimizer_arrive(optimizer):
     model = keras.Sequential([keras.Input((8,)), layers.Dense(8), layers.Dense(4)])
