@@ -45,7 +45,7 @@ ROOMS = {  # the folder of its tests, beside promises
     "treatment": "treatment",
     "backend": "backend",
 }
-HANGS = 400  # seconds
+HANGS = 900  # seconds
 AT_ONCE = 2
 SAME = "# equivalent: "
 

@@ -120,6 +120,8 @@ def check_same(ended, name):
     for key in alone.files:
         if not key.startswith("logs"):
             np.testing.assert_array_equal(first[key], second[key], err_msg=key)
+        elif key.startswith("logs val_"):
+            np.testing.assert_allclose(first[key], alone[key], rtol=0.02, err_msg=key)
     # Rounding alone makes this much, with sums in another order.
     reordered = np.load(ended / "reordered" / folder / "ended-0.npz")
     print(f"{name}: {distance(first, alone):.2e} from one process, {distance(reordered, alone):.2e} when reordered")
