@@ -96,6 +96,7 @@ def test_growth_stops_at_the_ceiling():
         ({"initial_scale": 0.5}, "outside min_scale=1.0"),
         ({"min_scale": math.nan}, "min_scale=nan"),
         ({"max_scale": 2.0**127}, "max_scale=1.7"),
+        ({"min_scale": 2.0**-127}, "min_scale=5.8"),
         ({"min_scale": 8.0, "max_scale": 4.0}, "floor must not be above"),
         ({"growth_factor": 0.5}, "growth_factor=0.5 must be a finite number, 1 or more"),
         ({"growth_factor": math.inf}, "growth_factor=inf"),
