@@ -140,3 +140,9 @@ def test_a_skipped_step_gives_back_what_no_list_of_the_model_has(kind, mode):
     assert all(np.isfinite(ops.convert_to_numpy(weight)).all() for weight in model.trainable_variables)
     history = model.fit(x[:8], y[:8, :1], batch_size=8, verbose=0).history
     assert int(model.optimizer.skipped_steps) == 1 and np.isfinite(history["loss"]).all()
+
+
+@pytest.mark.skipif(not TENSORFLOW, reason="a variable of TensorFlow")
+def test_a_step_jitted_for_an_accelerator_gives_it_back_too(monkeypatch):
+    monkeypatch.setattr("keras_mp.optimizer._tensorflow._is_jitted_for_an_accelerator", lambda: True)
+    test_a_skipped_step_gives_back_what_no_list_of_the_model_has("native", "jit")

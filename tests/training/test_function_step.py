@@ -26,6 +26,15 @@ def test_the_default_of_an_argument_called_policy_holds_without_a_type():
     assert set(policies) == {("mixed_bfloat16", 4), ("float32", 8)}
 
 
+def test_a_length_is_the_functions_own_argument_where_it_has_one():
+    def build(length=8):
+        return keras.Sequential([keras.Input((length, 4)), keras.layers.Dense(2)])
+
+    for length, expected in ((None, 8), (16, 16)):
+        _, (x, _), _ = step_of_function("m:build", build, [], 2, length)
+        assert tuple(x.shape) == (2, expected, 4)
+
+
 def test_types_that_only_a_type_checker_imports_leave_those_of_the_defaults():
     widths = []
 

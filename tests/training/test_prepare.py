@@ -222,3 +222,12 @@ def test_layers_that_a_models_own_code_makes_are_loaded_in_their_policy(tmp_path
         was, now = getattr(model, name).compute_dtype, getattr(loaded, name).compute_dtype
         assert was == now and (name == "second" or now == "float16")
     np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
+def test_a_report_of_many_long_names_shows_the_first_and_counts_the_others():
+    set_policy("mixed_float16")
+    inputs = x = keras.Input((4,))
+    for end in "abcdefghijk":
+        x = layers.Dense(4, "softmax", name=f"a_layer_of_a_rather_long_name_{end}")(x)
+    said = " ".join(str(keras_mp.report(keras.Model(inputs, x))).split())
+    assert "rather_long_name_h and 2 other names: the softmax exponentiates and sums in float16" in said
