@@ -26,11 +26,10 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from results import machine, read, write
 from rich.console import Console
-from svg_pictures import OTHER, svg
+from svg_pictures import COLOURS, OTHER, svg
 
 from keras_mp.bench.benchmark_report import BenchmarkReport
 from keras_mp.bench.workloads import Task, compare, device_of
-from keras_mp.reporting.html import COLOURS
 from keras_mp.reporting.text import shorten_middle
 from keras_mp.system.atomic_write import write_text
 from keras_mp.system.host import cpu_flags, cpu_name

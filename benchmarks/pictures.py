@@ -19,11 +19,25 @@ import keras
 from svg_pictures import stacked_bars
 
 import keras_mp
+from keras_mp.planner.read.memory import Memory
 from keras_mp.planner.report.compile_report import CompileReport
-from keras_mp.planner.report.compile_table import drawn_parts
+from keras_mp.planner.report.compile_table import optimizer_title
 from keras_mp.reporting.text import byte_size
 
 DOCS = ROOT / "docs"
+
+
+def drawn_parts(memory: Memory) -> dict[str, float]:
+    """The parts of a drawn bar: as `memory_parts`, with what the forward pass keeps apart, and without a least size."""
+    rest = memory.peak - memory.parameters - memory.optimizer - memory.other - memory.activations
+    parts = {
+        "weights": memory.parameters,
+        optimizer_title(memory): memory.optimizer,
+        "metrics and batch": memory.other,
+        "kept for the backward pass": memory.activations,
+        "other temporary": rest,
+    }
+    return {name: float(size) for name, size in parts.items() if size > 0}
 
 
 def step_picture(report: CompileReport) -> str:

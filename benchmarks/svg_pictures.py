@@ -12,10 +12,11 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from keras_mp.reporting.html import colours_of
 from keras_mp.reporting.text import shorten_middle
 
-OTHER = "#999999"
+# Colours that stay apart for colour-blind readers (Okabe and Ito, 2008).
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#999999")
+OTHER = COLOURS[-1]
 _NAME, LINE = 44, 110  # characters
 BAND = 0.22  # how much of the ground the band of the seeds covers
 # Letters are text, in the reader's font, and a name is shown as it is written. The ids of the elements do not change.
@@ -30,6 +31,11 @@ _STYLE: Any = {
     "axes.spines.right": False,
 }
 _METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+
+
+def colours_of(names: Sequence[str]) -> dict[str, str]:
+    """Colours for names; after the eighth they begin again."""
+    return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(dict.fromkeys(names))}
 
 
 def svg(draw: Callable[[Any], None], width: float, height: float) -> str:

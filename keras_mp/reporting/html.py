@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
-
-# Colours that stay apart for colour-blind readers (Okabe and Ito, 2008).
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#999999")
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --ground: #ffffff; --line: #d8dee4; --code: #f3f4f6; }
@@ -17,7 +14,6 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 76em; padding: 0 1em; overflow-wrap: anywhere;
   color: var(--text); background: var(--ground); }
 h1 { font-size: 24px; line-height: 1.25; }
-h2 { margin: 2em 0 .5em; font-size: 18px; }
 details { border-top: 1px solid var(--line); }
 summary { padding: .5em 0; font-weight: 600; cursor: pointer; }
 .scroll { overflow-x: auto; margin: 0 0 1.5em; }
@@ -27,11 +23,8 @@ th { vertical-align: bottom; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 td.number { white-space: nowrap; }
 code { background: var(--code); padding: 1px 4px; }
-.bar { display: flex; height: 28px; margin: 0 0 .5em; }
 pre { overflow-x: auto; }
 pre code { display: block; width: fit-content; min-width: 100%; box-sizing: border-box; padding: 6px 8px; }
-.legend { display: flex; flex-wrap: wrap; gap: 2px 24px; list-style: none; margin: 0 0 1em; padding: 0; }
-.legend span { display: inline-block; width: 12px; height: 12px; margin-right: 6px; }
 @media (max-width: 40em) { body { margin: 1em auto; } }
 """
 
@@ -50,11 +43,6 @@ def document(title: str, parts: Iterable[str]) -> str:
     return f'<!doctype html><html lang="en">{head}<body>{"".join(parts)}</body></html>\n'
 
 
-def colours_of(names: Sequence[str]) -> dict[str, str]:
-    """Colours for names; after the eighth they begin again."""
-    return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(dict.fromkeys(names))}
-
-
 def folded(title: str, body: str) -> str:
     """What is shown when its title is chosen."""
     return f"<details><summary>{escape(title)}</summary>{body}</details>"
@@ -70,32 +58,7 @@ def table(names: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collecti
     """
     head = f"<thead>{_row('th', names, numbers)}</thead>" if any(names) else ""
     body = "".join(_row("td", row, numbers) for row in rows)
-    return scrolling(f"<table>{head}<tbody>{body}</tbody></table>")
-
-
-def scrolling(wide: str) -> str:
-    """Lets wide tables and pictures scroll by themselves."""
-    return f'<div class="scroll">{wide}</div>'
-
-
-def stacked_bar(parts: Mapping[str, float], written: Callable[[float], str]) -> str:
-    """A bar whose parts share its width, and its legend.
-
-    Args:
-        parts: the value of each part by name, from left to right.
-        written: a function that writes a value.
-    """
-    whole = sum(parts.values()) or 1.0
-    colours = colours_of(list(parts))
-    words = {name: f"{name}: {written(value)}" for name, value in parts.items()}
-    bar = "".join(
-        f'<span title="{escape(words[name])}" style="width: {value / whole:.3%}; background: {colours[name]}"></span>'
-        for name, value in parts.items()
-    )
-    legend = "".join(
-        f'<li><span style="background: {colours[name]}"></span>{escape(words[name])}</li>' for name in parts
-    )
-    return f'<div class="bar">{bar}</div><ul class="legend">{legend}</ul>'
+    return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
 
 
 def _row(tag: str, cells: Sequence[str], numbers: Collection[int]) -> str:

@@ -61,7 +61,7 @@ class Report(ABC):
         return text
 
     def to_html(self, path: str | Path) -> Path:
-        """Writes the report as one HTML file.
+        """Writes the report as one HTML file: the answer, and the tables folded.
 
         Args:
             path: the file; an existing one is replaced, and missing folders are made.
@@ -69,13 +69,10 @@ class Report(ABC):
         Returns:
             The path.
         """
-        return write_text(self._html(), Path(path))
-
-    def _html(self) -> str:
-        """The page: the answer, and the tables folded."""
         tables = (folded(name.capitalize(), "".join(map(html, parts))) for name, parts in self._tables().items())
         said = (sentence.html() for sentence in self._answer())
-        return document(self._title(), [f"<h1>{escape(self._title())}</h1>", *said, *tables])
+        page = document(self._title(), [f"<h1>{escape(self._title())}</h1>", *said, *tables])
+        return write_text(page, Path(path))
 
     def _title(self) -> str:
         """The title of the page."""

@@ -295,7 +295,7 @@ def test_the_report_as_json_as_text_and_as_a_page(h100, tmp_path):
     text = " ".join(str(h100).split())
     assert f"of {len(h100.matmuls)} products run in bfloat16" in text and "at the chip's peak rates" in text
     page = h100.to_html(tmp_path / "new" / "report.html").read_text()
-    assert page.count('class="bar"') == 2 and "block1_dense_1" in page.replace("<wbr>", "") and "http" not in page
+    assert "block1_dense_1" in page.replace("<wbr>", "") and "http" not in page
     assert list((tmp_path / "new").iterdir()) == [tmp_path / "new" / "report.html"]
 
 

@@ -1,4 +1,4 @@
-"""The parts of a page: numbers under their names, bars in proportion, names that break."""
+"""The parts of a page: numbers under their names, names that break."""
 
 from keras_mp.reporting.html import table
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rich.console import RenderableType
 
 from keras_mp.planner.read.matmuls import Matmul, in_few_bits
-from keras_mp.planner.report import compile_html, compile_table
+from keras_mp.planner.report import compile_table
 from keras_mp.planner.report.compilation import Compilation
 from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.report import Report
@@ -26,8 +26,8 @@ class CompileReport(Compilation, Report):
 
     compared: Mapping[str, CompileReport] = field(default_factory=dict)
 
-    def _html(self) -> str:
-        return compile_html.page(self)
+    def _title(self) -> str:
+        return f"{self.model} on {self.title}"
 
     def _answer(self) -> list[Sentence]:
         return compile_table.answer(self)

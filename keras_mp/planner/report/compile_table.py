@@ -336,19 +336,6 @@ def optimizer_title(memory: Memory) -> str:
     return "optimizer" if dtype == "float32" else f"optimizer, {dtype}"
 
 
-def drawn_parts(memory: Memory) -> dict[str, float]:
-    """The parts of a drawn bar: as `memory_parts`, with what the forward pass keeps apart, and without a least size."""
-    rest = memory.peak - memory.parameters - memory.optimizer - memory.other - memory.activations
-    parts = {
-        "weights": memory.parameters,
-        optimizer_title(memory): memory.optimizer,
-        "metrics and batch": memory.other,
-        "kept for the backward pass": memory.activations,
-        "other temporary": rest,
-    }
-    return {name: float(size) for name, size in parts.items() if size > 0}
-
-
 _SENT = ("arrays", "whole", "on the wire", "beside products")
 _SUMMED = ("count", "bytes", "wire", "covered")
 
