@@ -1,4 +1,3 @@
-from keras_mp.fp8.convert import is_available as is_available
 from keras_mp.fp8.scaled_product import matmul as matmul
 from keras_mp.fp8.scaling import Scaling as Scaling
 from keras_mp.fp8.scaling import Scalings as Scalings

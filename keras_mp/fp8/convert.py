@@ -14,7 +14,7 @@ from keras_mp.fp8.layers import Float8Layer, build_history, set_history
 from keras_mp.fp8.scaled_product import problem
 from keras_mp.fp8.scaling import Scaling, Scalings, get_scalings
 from keras_mp.fp8.selection import Decision, Select, Target, decide
-from keras_mp.precision.hardware import MXFP8, Support, current_device, support
+from keras_mp.precision.hardware import MXFP8, current_device, support
 from keras_mp.rebuild.notes import FLOAT8, QAT, original_class, precision_of_layer, treatments_of
 from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.system.argument_checks import whole_number
@@ -108,25 +108,6 @@ def without_float8(model: keras.Model) -> Iterator[None]:
 
 
 # A model whose matrix products run in FP8, and back.
-
-
-def is_available(dtype: str = "fp8") -> Support:
-    """Whether this device multiplies FP8 faster than 16 bits.
-
-    Where it does not, FP8 layers still run, with the same results.
-
-    Args:
-        dtype: the kind of product: "fp8", or "mxfp8" for products in blocks.
-
-    Returns:
-        `(ok, reason)`.
-
-    Raises:
-        ValueError: If dtype is neither of the two.
-    """
-    if dtype not in ("fp8", MXFP8):
-        raise ValueError(f"dtype={dtype!r} must be 'fp8' or {MXFP8!r}; keras_mp.chips.support knows others")
-    return support(dtype)
 
 
 def convert(
@@ -226,7 +207,7 @@ def convert(
             "gradients would saturate. Use delayed scales"
         )
     if chosen and scalings.all[0].in_blocks and current_device().kind == "gpu":
-        ok, reason = is_available(MXFP8)
+        ok, reason = support(MXFP8)
         if not ok:  # XLA emulates it there in loops, without tensor cores
             told.append(f"{reason} It will be slower than bfloat16: use 'delayed'")
     if rescaled:

@@ -9,7 +9,7 @@ from twins import twin
 
 import keras_mp
 from keras_mp import convert
-from keras_mp.fp8 import Scalings, is_available
+from keras_mp.fp8 import Scalings
 from keras_mp.fp8.convert import decisions, without_float8
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.selection import decide, end_layers
@@ -211,12 +211,6 @@ def test_bad_input():
         convert(model, "blockwise")
     with pytest.raises(TypeError, match="select='Dense' must be a function"):
         convert(model, select="Dense")
-
-
-def test_is_available():
-    ok, reason = is_available()
-    assert isinstance(ok, bool) and "FP8" in reason or "fp8" in reason
-    assert is_available() == keras_mp.chips.support("fp8")
 
 
 def test_where_nothing_is_converted_it_says_why():
