@@ -282,13 +282,16 @@ def work(root, mutants, reaching, out, options):
             file.write(f"{verdict} | {time.monotonic() - started:.0f} s | {mutant}\n")
 
 
+def equivalent():
+    """The mutants below which the list says why no program could see them; they are not run."""
+    return {mutant for mutant, below in itertools.pairwise(LIST.read_text().splitlines()) if below.startswith(SAME)}
+
+
 def summary(out):
-    listed = LIST.read_text().splitlines()
-    equivalent = {mutant for mutant, below in itertools.pairwise(listed) if below.startswith(SAME)}
     judged = [line.split(" | ", 2) for line in Path(out).read_text().splitlines()]
     counts = collections.defaultdict(lambda: [0, 0])
     for verdict, _, mutant in judged:
-        if mutant not in equivalent:
+        if mutant not in equivalent():
             room = mutant.split("/")[1]
             counts[room][0] += verdict.startswith("killed")
             counts[room][1] += 1
@@ -334,6 +337,7 @@ def main():
     gone = [mutant for mutant in listed if mutant not in mutants_of(ROOT / mutant.split(" ")[0])]
     if gone:
         raise SystemExit("\n".join(["The code of these mutants is no longer there; draw others:", *gone]))
+    done |= equivalent()
     todo = [mutant for mutant in listed if mutant not in done and mutant.split("/")[1] in asked.rooms]
     if asked.do == "reached":
         of_room = [mutant for mutant in todo if mutant.split("/")[1] == asked.room]

@@ -93,6 +93,12 @@ def test_a_map_of_policies_in_which_it_is_itself():
     assert found == {"head": "int8_from_mixed_bfloat16", "other": "mixed_bfloat16", "first": "int8_from_float32"}
 
 
+def test_a_policy_whose_name_was_erased_has_it_again():
+    layer = layers.Dense(2, dtype="int8_from_mixed_bfloat16")
+    layer.dtype_policy._name = None  # as a backbone of KerasHub leaves it behind where its config was read
+    assert policy_of(layer).name == "int8_from_mixed_bfloat16"
+
+
 @pytest.mark.parametrize("mode", ["int4", "int8"])
 def test_a_stabilized_dense_head_gives_float32_of_its_quantized_weights(mode):
     generator = np.random.default_rng()
