@@ -6,7 +6,7 @@
 A mutant is one change of one expression. It is killed when a test of the folder that tests its room, or of promises,
 fails or hangs; the first failure ends its run. One run without a mutant says which tests reach the expression: only
 their files are run with the mutant, and these tests first. The list says below a mutant why it changes nothing that a
-program could see.
+program could see, or which test of another folder judges it, too.
 
 The list names a mutant by its function and its expression, not by a line, so that it is the same one after the code
 around it has changed. A mutant whose expression is no longer there stops the judge.
@@ -47,7 +47,7 @@ ROOMS = {  # the folder of its tests, beside promises
 }
 HANGS = 900  # seconds
 AT_ONCE = 2
-SAME = "# equivalent: "
+SAME, ALSO = "# equivalent: ", "# also: "
 
 COMPARED = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -231,6 +231,7 @@ def judge(root, mutant, reaching, options):
     ]
     if "import" not in reaching:
         tests = [test for test in tests if any(name.startswith(f"{test}::") for name in reaching)]
+    tests += [below for listed, below in said(ALSO) if listed == mutant]
     if not tests:
         return "SURVIVED: no test reaches it"
     file.write_bytes(after)
@@ -266,6 +267,12 @@ def judge(root, mutant, reaching, options):
     return f"killed: {failed[0].split(' - ')[0] if failed else f'status {status}'}"
 
 
+def said(kind):
+    """Each mutant below which the list says something of a kind, with what it says."""
+    lines = itertools.pairwise(LIST.read_text().splitlines())
+    return [(mutant, below.removeprefix(kind)) for mutant, below in lines if below.startswith(kind)]
+
+
 def work(root, mutants, reaching, out, options):
     os.chdir(root)
     sys.path[:] = [str(root), str(root / "tests"), *(p for p in sys.path if p not in ("", str(HERE), str(ROOT)))]
@@ -282,16 +289,12 @@ def work(root, mutants, reaching, out, options):
             file.write(f"{verdict} | {time.monotonic() - started:.0f} s | {mutant}\n")
 
 
-def equivalent():
-    """The mutants below which the list says why no program could see them; they are not run."""
-    return {mutant for mutant, below in itertools.pairwise(LIST.read_text().splitlines()) if below.startswith(SAME)}
-
-
 def summary(out):
+    equivalent = dict(said(SAME))
     judged = [line.split(" | ", 2) for line in Path(out).read_text().splitlines()]
     counts = collections.defaultdict(lambda: [0, 0])
     for verdict, _, mutant in judged:
-        if mutant not in equivalent():
+        if mutant not in equivalent:
             room = mutant.split("/")[1]
             counts[room][0] += verdict.startswith("killed")
             counts[room][1] += 1
@@ -337,7 +340,7 @@ def main():
     gone = [mutant for mutant in listed if mutant not in mutants_of(ROOT / mutant.split(" ")[0])]
     if gone:
         raise SystemExit("\n".join(["The code of these mutants is no longer there; draw others:", *gone]))
-    done |= equivalent()
+    done |= dict(said(SAME)).keys()
     todo = [mutant for mutant in listed if mutant not in done and mutant.split("/")[1] in asked.rooms]
     if asked.do == "reached":
         of_room = [mutant for mutant in todo if mutant.split("/")[1] == asked.room]
