@@ -391,7 +391,7 @@ def test_a_checkpoint_goes_on_in_another_state_dtype(tmp_path, dtypes):
         checkpoint = keras_mp.TrainingCheckpoint(tmp_path, batches)
         model.fit(batches, epochs=epochs, shuffle=False, verbose=0, callbacks=[checkpoint])
         inner = model.optimizer if not hasattr(model.optimizer, "inner_optimizer") else model.optimizer.inner_optimizer
-        return model, [np.asarray(slot.numpy()) for slot in [*inner._momentums, *inner._velocities]]
+        return model, [np.asarray(slot) for slot in [*inner._momentums, *inner._velocities]]
 
     model, old = train(was, 1)
     again, new = train(now, 1)  # nothing is left to do: the state as it was read
