@@ -10,6 +10,7 @@ from keras import ops
 
 import keras_mp
 from keras_mp.conversion.to_float32 import merged_float32
+from keras_mp.lean import expert_blocks
 from keras_mp.lean.lean_model import lean_parts
 from keras_mp.rebuild.quantized_banks import quantized_banks
 
@@ -195,6 +196,12 @@ def task(name, **changes):
 
 def experts_of(model):
     return [row for row in lean_parts(model) if row.kind == "experts"]
+
+
+def test_all_experts_compute_where_a_step_is_divided_over_devices(monkeypatch):
+    """The compiler would gather all tokens to sort them."""
+    monkeypatch.setattr(expert_blocks.backend, "is_on_one_device", lambda: False)
+    assert not expert_blocks._computes_chosen(True)
 
 
 def test_own_code_stays_where_the_choice_saves_nothing():

@@ -94,6 +94,23 @@ def test_what_each_optimizer_stores_in_fewer_bits():
         assert stored == SMALL_SLOTS[name].split(), name
 
 
+class Keeps(keras.optimizers.SGD):
+    """Has a momentum that its steps leave alone."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_sub(variable, learning_rate * gradient)
+
+
+def test_a_slot_that_a_step_does_not_change_keeps_its_bits():
+    weights = weights_of(SHAPE)
+    optimizer = wrapped(Keeps(1e-2, momentum=0.9))
+    optimizer.build(weights)
+    slots_of(optimizer)[0].assign(weights[0].value)
+    before = bits_of(slots_of(optimizer)[0].variables)
+    optimizer.apply([weights[0].value])
+    assert bits_of(slots_of(optimizer)[0].variables) == before
+
+
 QUICK = [pytest.param("AdamW", "float8", marks=pytest.mark.jax), ("Muon", "bfloat16")]
 OTHERS = thirds((name, "float8") for name in OPTIMIZERS if name not in ("Adam", "AdamW"))
 
