@@ -64,8 +64,8 @@ parity: .venv/train  ## The digits recipe in three precisions, three seeds each.
 	$(BIN)/python benchmarks/recipe_parity.py digits --seeds 3 --out docs/tables/digits-parity.md
 
 test-oldest: .venv-oldest/test  ## The same tests on the oldest Keras, TensorFlow and JAX supported.
-	KERAS_BACKEND=tensorflow .venv-oldest/bin/python -m pytest $(XDIST) --ignore tests/long
-	KERAS_BACKEND=jax .venv-oldest/bin/python -m pytest $(XDIST) --ignore tests/long
+	KERAS_BACKEND=tensorflow .venv-oldest/bin/python -m pytest $(XDIST) --ignore tests/long --ignore tests/planner/long
+	KERAS_BACKEND=jax .venv-oldest/bin/python -m pytest $(XDIST) --ignore tests/long --ignore tests/planner/long
 
 test-newest: $(if $(NEWEST_PYTHON),.venv-newest/test)  ## `make test` on the newest Python here and the newest of everything.
 	$(call on_newest,tensorflow,not slow)
