@@ -163,8 +163,7 @@ def test_inputs_called_as_labels_and_weights_are_kept_and_read(tmp_path):
     assert sorted(named) == ["sample_weight", "x", "x:sample_weight", "x:y", "y"]
     np.savez(tmp_path / "data.npz", **named)
     ((x, y, weights),) = batches_of_file(tmp_path / "data.npz", model, 3)
-    for read, given in zip((*x, y, weights), (*arrays, named["y"], named["sample_weight"]), strict=True):
-        np.testing.assert_array_equal(read, given)
+    np.testing.assert_equal([*x, y, weights], [*arrays, named["y"], named["sample_weight"]])
 
 
 @pytest.mark.parametrize("shape", [list, dict])
@@ -179,8 +178,7 @@ def test_a_batch_of_several_inputs_and_outputs_is_read_again_by_name(shape, tmp_
     model = keras.Model(inputs, outputs)
     np.savez(tmp_path / "data.npz", **named_arrays(model, (x, y, weights)))
     (read,) = batches_of_file(tmp_path / "data.npz", model, 3)
-    for part, given in zip(read, (x, y, weights), strict=True):
-        np.testing.assert_array_equal(keras.tree.flatten(part), keras.tree.flatten(given))
+    np.testing.assert_equal(keras.tree.flatten(read), keras.tree.flatten((x, y, weights)))
     assert shape is list or list(read[0]) == ["left", "right"]
 
 

@@ -40,11 +40,6 @@ def outputs(model, batch):
     return [to_numpy(each) for each in keras.tree.flatten(model(batch, training=False))]
 
 
-def assert_equal(actual, expected):
-    for a, e in zip(actual, expected, strict=True):
-        np.testing.assert_array_equal(a, e)
-
-
 def assert_near(actual, expected):
     """Within what FP8 costs: its last bit is 6%, and a few products follow one another.
 
@@ -62,12 +57,12 @@ def test_saved_cloned_and_trained_like_any_model(tmp_path):
     expected = outputs(fp8, batch)
     fp8.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert_equal(outputs(loaded, batch), expected)
+    np.testing.assert_equal(outputs(loaded, batch), expected)
     assert {layer.scaling for layer in converted(loaded)} == {Scalings.named("current", scale="power_of_two")}
     assert len(converted(loaded)) == len(products(model))
     clone = keras.models.clone_model(fp8)
     clone.set_weights(fp8.get_weights())
-    assert_equal(outputs(clone, batch), expected)
+    np.testing.assert_equal(outputs(clone, batch), expected)
     assert len(converted(clone)) == len(products(model))
     loaded.compile(keras.optimizers.Adam(0.01), "mse", run_eagerly=True)
     losses = [float(loaded.train_on_batch(batch, np.zeros_like(expected[0]))) for _ in range(5)]
@@ -176,7 +171,7 @@ def test_converting_again_changes_what_select_chooses_and_a_recipe_is_given_for(
     once = convert(twin(model), Scalings.named("current", format="E4M3"), select=lambda path, layer: "query" in path)
     twice = convert(twin(once), select=lambda path, layer: "query" in path)
     assert {layer.scaling for layer in converted(twice)} == {Scalings.named("current", format="E4M3")}
-    assert_equal(outputs(twice, batch), outputs(once, batch))
+    np.testing.assert_equal(outputs(twice, batch), outputs(once, batch))
     both = convert(twin(once), Scalings.named("current"), select=lambda path, layer: "query" not in path)
     narrow, current = Scalings.named("current", format="E4M3"), Scalings.named("current")
     assert {layer.scaling for layer in converted(both)} == {narrow, current}

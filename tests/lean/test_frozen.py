@@ -5,6 +5,7 @@ import keras_hub
 import ml_dtypes
 import numpy as np
 import pytest
+from arrays import values
 from keras import layers
 from twins import twin
 
@@ -53,10 +54,6 @@ def prepared(model, narrow, **arguments):
     return keras_mp.prepare(model, keras.optimizers.Adam(1e-2), loss, narrow_frozen=narrow, **arguments)
 
 
-def bits(variables):
-    return [keras.ops.convert_to_numpy(keras.ops.cast(variable, "float32")) for variable in variables]
-
-
 def dtypes(model):
     return {
         f"{path}/{v.name}": v.dtype for path, layer in layers_by_path(model).items() for v in layer._trainable_variables
@@ -83,14 +80,13 @@ def test_losses_and_updates_are_the_same_bits(family, lean, eager):
     assert all(v.dtype == "float32" for v in model.trainable_variables)
     for _ in range(3):
         assert model.train_on_batch(x, y) == other.train_on_batch(x, y)
-    for mine, theirs in zip(bits(model.trainable_variables), bits(other.trainable_variables), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_equal(values(model.trainable_variables), values(other.trainable_variables))
     np.testing.assert_array_equal(model.predict(x, verbose=0), other.predict(x, verbose=0))
 
 
 def test_undone_it_is_float32_without_the_low_bits():
     model = with_lora("llama")
-    before = {v.path: value for v, value in zip(model.weights, bits(model.weights), strict=True)}
+    before = {v.path: value for v, value in zip(model.weights, values(model.weights), strict=True)}
     dtypes_before = [v.dtype for v in model.weights]
     keras_mp.stabilize(model)
     assert keras_mp.lean.narrow_frozen(model) is model
@@ -99,7 +95,7 @@ def test_undone_it_is_float32_without_the_low_bits():
     narrow = {v.path for v in model.weights if v.dtype == "bfloat16"}
     keras_mp.revert(model, "make_lean")
     assert [v.dtype for v in model.weights] == dtypes_before
-    for variable, value in zip(model.weights, bits(model.weights), strict=True):
+    for variable, value in zip(model.weights, values(model.weights), strict=True):
         rounded = value.astype(ml_dtypes.bfloat16) if variable.path in narrow else before[variable.path]
         np.testing.assert_array_equal(value, rounded)
 
@@ -164,10 +160,10 @@ def test_an_unfrozen_layer_has_float32_weights_until_it_is_frozen_again():
     base.layers[-1].trainable = True
     assert [v.dtype for v in base.weights] == ["bfloat16"] * 2 + ["float32"] * 2
     keras_mp.prepare(model, keras.optimizers.SGD(1e-4), "mse")
-    before = bits(base.weights)
+    before = values(base.weights)
     x = np.random.default_rng().normal(size=(16, 4)).astype("float32")
     model.fit(x, x[:, :2], verbose=0)
-    moved = [bool(np.any(a != b)) for a, b in zip(before, bits(base.weights), strict=True)]
+    moved = [bool(np.any(a != b)) for a, b in zip(before, values(base.weights), strict=True)]
     assert moved == [False, False, True, True]
     base.layers[-1].trainable = False
     assert [v.dtype for v in base.weights] == ["bfloat16"] * 4
@@ -202,8 +198,7 @@ def test_a_frozen_weight_that_is_quantized_is_quantized_from_what_it_was_stored_
     model.layers[0].trainable = False
     keras_mp.lean.narrow_frozen(keras_mp.stabilize(model))
     other = keras.Sequential([keras.Input((32,)), layers.Dense(16), layers.Dense(2)])
-    other.set_weights(bits(model.weights))
+    other.set_weights(values(model.weights))
     model.layers[0].quantize("int8")
     other.layers[0].quantize("int8")
-    for mine, theirs in zip(bits(model.layers[0].weights), bits(other.layers[0].weights), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_equal(values(model.layers[0].weights), values(other.layers[0].weights))

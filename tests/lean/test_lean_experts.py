@@ -5,6 +5,7 @@ import contextlib
 import keras
 import numpy as np
 import pytest
+from arrays import numpy, values
 from gradients_of import MODES, value_and_gradients
 from keras import ops
 
@@ -256,10 +257,6 @@ def dequantized(codes, scale, zero, columns):
     return (codes.astype("float64") - zero[:, group]) * scale[:, group].astype("float64")
 
 
-def numpy(x):
-    return ops.convert_to_numpy(x)
-
-
 def with_frozen_experts(name, integers, **changes):
     """A model with LoRA whose banks are integers; the same with float banks of the same values; the banks of before."""
     model = task(name, **changes)
@@ -273,7 +270,7 @@ def with_frozen_experts(name, integers, **changes):
     for layer, plain in zip(model._flatten_layers(), other._flatten_layers(), strict=True):
         for place, bank in quantized_banks(layer).items():
             variable = getattr(plain, place)
-            before.append((numpy(variable), *map(numpy, bank)))
+            before.append((numpy(variable), *values(bank)))
             variable.assign(dequantized(*before[-1][1:], variable.shape[-1]))
     return model, other, before
 

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from arrays import numpy, values
 from jitted_programs import jitted
 from replicas import REPLICAS, run, scope, values_on_each
 from test_optimizer import stepper
@@ -35,10 +36,6 @@ def train(inner, loss_scale, batches):
     return values[0].ravel(), optimizer
 
 
-def number(variable):
-    return keras.ops.convert_to_numpy(variable)
-
-
 def test_overflow_on_any_replica_skips_on_all():
     batches = []
     for bad, value in [(0, np.inf), (REPLICAS - 1, -np.inf), (REPLICAS // 2, np.nan)]:
@@ -47,10 +44,10 @@ def test_overflow_on_any_replica_skips_on_all():
         batches.append(rows)
     kernel, optimizer = train(lambda: keras.optimizers.SGD(1.0), KINDS[0], [*batches, ROWS])
     np.testing.assert_array_equal(kernel, [-1.0, -2.0])
-    assert number(optimizer.iterations) == 1
-    assert number(optimizer.skipped_steps) == 3
-    assert number(optimizer.consecutive_skips) == 0
-    assert number(optimizer.dynamic_scale) == 4.0
+    assert numpy(optimizer.iterations) == 1
+    assert numpy(optimizer.skipped_steps) == 3
+    assert numpy(optimizer.consecutive_skips) == 0
+    assert numpy(optimizer.dynamic_scale) == 4.0
 
 
 @pytest.mark.parametrize("loss_scale, clip", [(KINDS[0], {"global_clipnorm": 1.0}), (KINDS[1], {"clipnorm": 1.0})])
@@ -65,13 +62,13 @@ def test_accumulation_by_4_with_a_bad_micro_batch(loss_scale, clip):
     kernel, optimizer = train(inner, loss_scale, [batches[0], bad, *batches[1:]])
     gradient = np.array([2.0, 3.0]) * 2.5
     np.testing.assert_allclose(kernel, 1.0 - gradient / np.linalg.norm(gradient), rtol=1e-6)
-    assert number(optimizer.iterations) == 1
+    assert numpy(optimizer.iterations) == 1
     total = next(variable for variable in optimizer.variables if variable.name.endswith("gradient_sum"))
-    np.testing.assert_array_equal(number(total).ravel(), [2.0, 3.0])  # each replica's share of the mean, added up
+    np.testing.assert_array_equal(numpy(total).ravel(), [2.0, 3.0])  # each replica's share of the mean, added up
     store = {}
     optimizer.save_own_variables(store)
     optimizer.load_own_variables(store)
-    np.testing.assert_array_equal(number(total).ravel(), [2.0, 3.0])
+    np.testing.assert_array_equal(numpy(total).ravel(), [2.0, 3.0])
 
 
 def test_averages_overwrite_the_weights_where_they_are_due():
@@ -93,7 +90,7 @@ def test_sparse_gradients_are_added_up():
         model.compile(optimizer, loss=lambda _, y: keras.ops.sum(y, axis=-1), **MODE)
     tokens = np.array([[0, 0], [0, 1]], "int32")  # each replica counts half: gradient [3, 1, 0, 0] / 2
     fit(model, tokens, tokens)
-    np.testing.assert_allclose(number(embedding.embeddings).ravel(), [-1.5, -0.5, 0, 0])
+    np.testing.assert_allclose(numpy(embedding.embeddings).ravel(), [-1.5, -0.5, 0, 0])
 
 
 RARELY = [pytest.mark.slow, pytest.mark.rare]
@@ -128,7 +125,7 @@ def test_the_update_is_a_program_on_each_device_and_that_of_one_with_the_sum(nam
     for variable in (weight, *(one for one in optimizer.variables if id(one) not in sums)):
         first, *others = values_on_each(variable)
         assert all(np.array_equal(first, other) for other in others), variable.path
-    np.testing.assert_allclose(number(weight), number(single), rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(numpy(weight), numpy(single), rtol=2e-6, atol=1e-6)
 
 
 @pytest.mark.skipif(not TENSORFLOW, reason="JAX has one program for all devices")
@@ -182,8 +179,7 @@ def test_a_checkpoint_within_an_epoch_goes_on_with_the_same_bits(tmp_path):
     assert trained(tmp_path / "cut", Stop()) is None
     resumed, actual = trained(tmp_path / "cut")
     assert resumed == losses
-    for one, other in zip(actual, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(actual, expected)
 
 
 def test_a_skipped_step_changes_no_replica():
@@ -196,15 +192,14 @@ def test_a_skipped_step_changes_no_replica():
     x, y = np.array(ROWS, "float32"), np.ones((REPLICAS, 1), "float32")
     fit(model, x, y)
     watched = [*model.variables, *model.optimizer.inner_optimizer.variables]
-    before = [number(variable) for variable in watched]
+    before = values(watched)
     bad = x.copy()
     bad[1, 0] = np.inf
     assert np.isnan(fit(model, bad, y).history["loss"]).all()  # no step counts
-    for old, variable in zip(before, watched, strict=True):
-        np.testing.assert_array_equal(old, number(variable))
+    np.testing.assert_equal(values(watched), before)
     for value in values_on_each(batch_normalization.moving_mean):
         assert np.isfinite(value).all()
-    assert number(model.optimizer.skipped_steps) == 1
+    assert numpy(model.optimizer.skipped_steps) == 1
 
 
 def test_states_in_8_bits_are_on_each_replica_those_of_one():
@@ -222,7 +217,7 @@ def test_states_in_8_bits_are_on_each_replica_those_of_one():
     step = stepper(alone, weight, "eager" if TENSORFLOW else "jit")
     for rows, factors in zip(*draws, strict=True):
         step(rows.T @ factors / REPLICAS)
-    stored = [[number(v) for v in inner.variables if v.dtype == "float8_e4m3fn"] for inner in
+    stored = [[numpy(v) for v in inner.variables if v.dtype == "float8_e4m3fn"] for inner in
               (optimizer.inner_optimizer, alone.inner_optimizer)]  # fmt: skip
     assert len(stored[0]) == 2
     # The mean of a replica is divided once more: one in 2**20 roundings may go the other way.

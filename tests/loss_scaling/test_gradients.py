@@ -1,6 +1,7 @@
 import keras
 import numpy as np
 import pytest
+from arrays import numpy
 
 import keras_mp
 from keras_mp.optimizer import gradients
@@ -10,10 +11,6 @@ TENSORFLOW = keras.backend.backend() == "tensorflow"
 
 def tensor(values, dtype="float32"):
     return keras.ops.convert_to_tensor(np.array(values, "float64"), dtype)
-
-
-def number(value):
-    return keras.ops.convert_to_numpy(value)
 
 
 def compiled(function):
@@ -47,8 +44,8 @@ def test_all_finite(compile):
     ]:
         for place in range(3):
             grads = [*others[:place], tensor(values, dtype), *others[place:]]
-            assert number(all_finite(*grads)) == finite, (values, dtype, place)
-    assert number(all_finite())
+            assert numpy(all_finite(*grads)) == finite, (values, dtype, place)
+    assert numpy(all_finite())
 
 
 def variables(*marked):
@@ -63,12 +60,12 @@ def test_norm_and_share_are_those_of_numpy():
     values[0, 0] = 0.0
     grads = [tensor(row) for row in values]
     marked = variables(False, False, True)
-    assert number(gradients.norm(grads, marked)) == pytest.approx(np.linalg.norm(values[:2]), rel=1e-6)
+    assert numpy(gradients.norm(grads, marked)) == pytest.approx(np.linalg.norm(values[:2]), rel=1e-6)
     magnitudes = np.abs(values[:2][values[:2] != 0])
     for threshold in (0.05, 0.3, 9.0):
-        share = number(gradients.share_below(threshold, grads, marked))
+        share = numpy(gradients.share_below(threshold, grads, marked))
         assert share == pytest.approx(np.mean(magnitudes < threshold), abs=1e-6)
-    assert number(gradients.share_below(1.0, [tensor([0.0])], variables(False))) == 0
+    assert numpy(gradients.share_below(1.0, [tensor([0.0])], variables(False))) == 0
 
 
 @pytest.mark.jax

@@ -5,6 +5,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+from arrays import values
 from hypothesis import given, settings
 from keras import layers
 from overflows import BAD, batches_with_overflow
@@ -94,8 +95,7 @@ def test_float32_training_is_the_same_with_and_without_scaling():
             if step not in BAD:
                 control.train_on_batch(x, y)
     # Moving averages see every batch: they are what atomic_skip is for.
-    for expected, actual in zip(control.trainable_variables, scaled.trainable_variables, strict=True):
-        np.testing.assert_array_equal(expected, actual)
+    np.testing.assert_equal(values(scaled.trainable_variables), values(control.trainable_variables))
     assert int(scaled.optimizer.skipped_steps) == 3
     assert int(scaled.optimizer.iterations) == int(control.optimizer.iterations) == 9
     assert float(scaled.optimizer.dynamic_scale) == 2.0**12
@@ -237,8 +237,7 @@ def test_weights_go_to_the_inner_optimizer_and_back():
     optimizers[0].apply([keras.ops.convert_to_tensor([1e9, 1e8])], [weight])
     optimizers[1].build([weight])
     optimizers[1].set_weights([variable.numpy() for variable in optimizers[0].variables])
-    for first, second in zip(optimizers[0].variables, optimizers[1].variables, strict=True):
-        np.testing.assert_array_equal(first.numpy(), second.numpy())
+    np.testing.assert_equal(values(optimizers[1].variables), values(optimizers[0].variables))
     with pytest.raises(ValueError, match="weights has 1 arrays"):
         optimizers[1].set_weights([np.zeros(1)])
 
@@ -296,8 +295,9 @@ def test_a_saved_model_keeps_its_scaler_under_another_global_policy(tmp_path):
     for x, y in itertools.islice(batches_with_overflow(6), 4, 6):
         losses = [each.train_on_batch(x, y) for each in (model, loaded)]
         assert losses[0] == losses[1]
-    for first, second in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(first.numpy(), second.numpy())  # the micro-batch too
+    np.testing.assert_equal(
+        values(loaded.optimizer.variables), values(model.optimizer.variables)
+    )  # the micro-batch too
 
 
 @pytest.mark.parametrize(

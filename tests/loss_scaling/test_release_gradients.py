@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from arrays import values
 from keras import ops
 from test_small_states import OPTIMIZERS
 from thirds import thirds
@@ -31,10 +32,6 @@ def apply(optimizer, weights, gradients):
     optimizer.apply([g if g is None else ops.convert_to_tensor(np.asarray(g, "float32")) for g in gradients], weights)
 
 
-def values(variables):
-    return [np.asarray(ops.convert_to_numpy(ops.cast(variable, "float32"))) for variable in variables]
-
-
 QUICK = [("AdamW", "float8"), ("Muon", "float8"), ("SGD", "float32"), ("centered", "float32")]
 OTHERS = [(name, stored) for name in OPTIMIZERS for stored in AS_STORED if (name, stored) not in QUICK]
 
@@ -52,8 +49,7 @@ def test_the_same_weights_and_slots_bit_for_bit_and_none_where_a_gradient_is_inf
         for step in steps:
             apply(optimizer, weights, step)
         after.append(values([*weights, *optimizer.variables]))
-    for expected, actual in zip(*after, strict=True):
-        np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_equal(*after)
 
     bad = [generator.normal(size=shape) for shape in SHAPES]
     bad[0][3, 4], bad[2][1] = np.inf, np.nan
@@ -85,13 +81,11 @@ def test_other_settings_of_the_optimizer_are_as_without(settings):
         for step in steps:
             apply(optimizer, weights, step)
         after.append(values([*weights, *optimizer.variables]))
-    for expected, actual in zip(*after, strict=True):
-        np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_equal(*after)
     # Clipping would make an infinity finite: it is looked for before.
     before = values(weights)
     apply(optimizer, weights, [np.full(shape, np.inf) for shape in SHAPES])
-    for old, new in zip(before, values(weights), strict=True):
-        np.testing.assert_array_equal(new, old)
+    np.testing.assert_equal(values(weights), before)
 
 
 def test_training_is_that_without_and_a_step_that_overflows_keeps_the_statistics():

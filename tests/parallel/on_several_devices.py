@@ -5,6 +5,7 @@ import contextlib
 import keras
 import numpy as np
 import pytest
+from arrays import numpy, values
 from devices import TENSORFLOW, only_jax, only_tensorflow
 
 import keras_mp
@@ -25,10 +26,6 @@ MODE = {"jit_compile": not TENSORFLOW}
 SPLIT = ["data"] if TENSORFLOW else ["data", "fully_sharded"]
 LAYOUT_NAMES = SPLIT if TENSORFLOW else [*SPLIT, "tensor"]
 CONFIG = Config(sequence_length=32, layers=1, width=64, heads=2, batch_size=16)
-
-
-def number(variable):
-    return keras.ops.convert_to_numpy(variable)
 
 
 def on_each(variable):
@@ -66,7 +63,7 @@ def language_model(policy, layout=None, devices=1, *, steps, accumulate=None, or
         optimizer = keras_mp.LossScaleOptimizer(inner, kind)
         model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy(), **MODE)
         optimizer.build(model.trainable_variables)
-        start = [(v, number(v)) for v in (*model.variables, *optimizer.variables)]
+        start = [(v, numpy(v)) for v in (*model.variables, *optimizer.variables)]
         for order in orders:
             for variable, value in start:
                 variable.assign(value)
@@ -74,8 +71,8 @@ def language_model(policy, layout=None, devices=1, *, steps, accumulate=None, or
             if order is not None:
                 rows = np.concatenate([16 * step + order.permutation(16) for step in range(steps)])
             history = model.fit(x[rows], y[rows], batch_size=16 // (accumulate or 1), shuffle=False, verbose=0)
-            assert number(optimizer.iterations) == steps and number(optimizer.skipped_steps) == 0
-            found.append(([number(variable) for variable in model.trainable_variables], history.history["loss"][0]))
+            assert numpy(optimizer.iterations) == steps and numpy(optimizer.skipped_steps) == 0
+            found.append((values(model.trainable_variables), history.history["loss"][0]))
     return found if len(orders) > 1 else found[0]
 
 
@@ -112,8 +109,7 @@ def check_language_model(policy, layouts, steps):
                 # in float16 in another order in the two programs.
                 assert distance(parts, weights) < 4 * noise
             else:
-                for a, b in zip(parts, weights, strict=True):
-                    np.testing.assert_array_equal(a, b)
+                np.testing.assert_equal(parts, weights)
         print()
 
 
@@ -144,8 +140,8 @@ def test_overflow_on_each_device_in_turn_skips_on_all(layout):
         model, dense = vector_model(keras.optimizers.SGD(1.0), keras_mp.LossScale(initial_scale=2.0**ALL))
         model.fit(x, np.zeros((len(x), 1), "float32"), batch_size=ALL, shuffle=False, verbose=0)
         optimizer = model.optimizer
-    np.testing.assert_array_equal(number(dense.kernel)[:, 0], 1 - x[-ALL:].mean(0))
-    assert number(optimizer.skipped_steps) == ALL and number(optimizer.iterations) == 1
+    np.testing.assert_array_equal(numpy(dense.kernel)[:, 0], 1 - x[-ALL:].mean(0))
+    assert numpy(optimizer.skipped_steps) == ALL and numpy(optimizer.iterations) == 1
     for value in on_each(optimizer.dynamic_scale):
         assert value == 1.0
 
@@ -161,7 +157,7 @@ def test_clipping_accumulation_and_averages():
             inner = keras.optimizers.SGD(1.0, global_clipnorm=1.0, gradient_accumulation_steps=2, **settings)
             model, dense = vector_model(inner, keras_mp.LossScale.none())
             model.fit(rows, np.zeros((len(rows), 1), "float32"), batch_size=ALL, shuffle=False, verbose=0)
-        return number(dense.kernel)[:, 0]
+        return numpy(dense.kernel)[:, 0]
 
     gradient = x[: 2 * ALL].mean(0)
     clipped = gradient / max(1.0, np.linalg.norm(gradient))
@@ -182,7 +178,7 @@ def test_a_last_ragged_batch_counts_by_its_rows(layout):
         )
         history = model.fit(x, np.zeros((rows, 1), "float32"), batch_size=2 * ALL, shuffle=False, verbose=0).history
     first = 1 - x[: 2 * ALL].mean(0)
-    np.testing.assert_allclose(number(dense.kernel)[:, 0], first - x[2 * ALL :].mean(0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(numpy(dense.kernel)[:, 0], first - x[2 * ALL :].mean(0), rtol=1e-5, atol=1e-5)
     outputs = np.concatenate([x[: 2 * ALL].sum(1), x[2 * ALL :] @ first])
     np.testing.assert_allclose(history["loss"][0], outputs.mean(), rtol=1e-4, atol=1e-4)
     measured = next(value for name, value in history.items() if name != "loss")[0]
@@ -206,7 +202,7 @@ def test_targets_that_do_not_count_may_be_more_on_one_device():
             optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1.0), keras_mp.LossScale.none())
             model.compile(optimizer, keras_mp.lean.ChunkedCrossEntropy(ignore_class=0), **MODE)
             history = model.fit(tokens, targets, batch_size=2 * ALL, shuffle=False, verbose=0, epochs=2)
-            found.append(([number(v) for v in model.trainable_variables], history.history["loss"]))
+            found.append((values(model.trainable_variables), history.history["loss"]))
     for one, several in zip(found[0][0], found[1][0], strict=True):
         np.testing.assert_allclose(one, several, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5)
@@ -224,7 +220,7 @@ def test_a_mean_over_what_weights_leave_is_the_mean_of_the_devices_means(layout)
         rows = x.T.reshape(-1, 1)
         model.fit(rows, 0 * rows, sample_weight=weights.T.ravel(), batch_size=2 * ALL, shuffle=False, verbose=0)
     expected = np.mean((2 * x**2 * weights).sum(axis=0) / weights.sum(axis=0))
-    np.testing.assert_allclose(1 - number(dense.kernel)[0, 0], expected, rtol=1e-4)
+    np.testing.assert_allclose(1 - numpy(dense.kernel)[0, 0], expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("layout", SPLIT)
@@ -238,9 +234,9 @@ def test_dropout_masks_differ_by_device_and_by_step(layout):
         ones = np.ones((ALL, 1024), "float32")
         steps = []
         for _ in range(2):
-            before = number(dense.kernel)
+            before = numpy(dense.kernel)
             model.fit(ones, ones[:, :1], batch_size=ALL, verbose=0)
-            steps.append(before - number(dense.kernel))
+            steps.append(before - numpy(dense.kernel))
     for step in steps:
         between = np.mean((step > 0.01) & (step < 1.99))
         expected = 1 - 2 * 0.5**ALL
@@ -256,12 +252,12 @@ def test_several_steps_per_execution():
         model, dense = vector_model(keras.optimizers.SGD(1.0), keras_mp.LossScale.none(), steps_per_execution=3)
         loss = model.fit(x, y, batch_size=2 * ALL, shuffle=False, verbose=0).history["loss"][0]
         tested = model.evaluate(x, y, batch_size=2 * ALL, verbose=0)
-    assert number(model.optimizer.iterations) == 7
+    assert numpy(model.optimizer.iterations) == 7
     kernel, outputs = np.ones(16), []
     for rows in np.split(x, 7):
         outputs.append(rows @ kernel)
         kernel = kernel - rows.mean(0)
-    np.testing.assert_array_equal(number(dense.kernel)[:, 0], kernel)
+    np.testing.assert_array_equal(numpy(dense.kernel)[:, 0], kernel)
     np.testing.assert_allclose([loss, tested], [np.mean(outputs), np.mean(x @ kernel)], rtol=1e-6, atol=1e-6)
 
 
@@ -272,7 +268,7 @@ def test_gradients_summed_in_bfloat16():
     with keras_mp.parallel.distribute("data", ALL, reduce_dtype="bfloat16"):
         model, dense = vector_model(keras.optimizers.SGD(1.0), keras_mp.LossScale.none())
         model.fit(x, np.zeros((ALL, 1), "float32"), batch_size=ALL, verbose=0)
-    np.testing.assert_array_equal(number(dense.kernel), np.zeros((16, 1)))
+    np.testing.assert_array_equal(numpy(dense.kernel), np.zeros((16, 1)))
 
 
 @only_jax
@@ -311,13 +307,13 @@ def test_frozen_weights_moving_statistics_and_remat_when_fully_sharded():
             model.compile(keras.optimizers.SGD(0.1), "mse")
             model.fit(x, y, batch_size=16, verbose=0, epochs=3)
             del observed
-        found.append([number(v) for v in model.variables])
+        found.append(values(model.variables))
     for one, sharded in zip(*found, strict=True):
         np.testing.assert_allclose(one, sharded, rtol=1e-5, atol=1e-6)
 
 
 def values_of(model):
-    return [number(variable) for variable in (*model.variables, *model.optimizer.variables)]
+    return values([*model.variables, *model.optimizer.variables])
 
 
 @pytest.mark.slow
@@ -335,8 +331,7 @@ def test_a_checkpoint_of_each_layout_loads_into_another(tmp_path):
         # No builder is called before the file is loaded.
         with scope_of(layout, devices, **({"rules": TENSOR_RULES} if layout == "tensor" else {})):
             model = keras.saving.load_model(file)
-            for one, two in zip(saved, values_of(model), strict=True):
-                np.testing.assert_array_equal(one, two)
+            np.testing.assert_equal(values_of(model), saved)
             np.testing.assert_allclose(model.predict(x, verbose=0), logits, rtol=1e-4, atol=1e-5)
             model.save(file)
 
@@ -435,12 +430,12 @@ def test_fp8_scales_agree_on_all_devices(layout):
         model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD(1e-3), keras_mp.LossScale.none()), "mse", **MODE)
         model.fit(x, x[:, :16], batch_size=4 * ALL, verbose=0, epochs=2)
         slots = model.get_layer("hidden").amax_history.slots
-    history = number(slots).max(0)
+    history = numpy(slots).max(0)
     # The layer sees x as bfloat16 rounds it.
     np.testing.assert_allclose(history[0, 1], np.abs(x).max(), rtol=2.0**-8)
     if layout == "data":
         for value in on_each(slots):
-            np.testing.assert_array_equal(value, number(slots))
+            np.testing.assert_array_equal(value, numpy(slots))
 
 
 @only_jax
@@ -475,7 +470,7 @@ def test_small_states_are_split_as_their_weight_and_have_the_same_bits(layouts, 
             parts = devices if layout == "fully_sharded" else 2 if variable is slot.values else 1
             assert on_each(variable)[0].size == whole // parts
         return [
-            number(variable).tobytes() for variable in [dense.kernel, *inner._momentums[0].variables, *slot.variables]
+            numpy(variable).tobytes() for variable in [dense.kernel, *inner._momentums[0].variables, *slot.variables]
         ]
 
     one = stored(None, 1)
@@ -498,11 +493,11 @@ def test_bfloat16_weights_are_rounded_alike_on_one_and_several_devices():
             optimizer = keras_mp.LossScaleOptimizer(keras.optimizers.AdamW(1e-3), keras_mp.LossScale.none())
             model.compile(optimizer, loss=lambda _, y: keras.ops.cast(y, "float32"), **MODE)
             model.fit(x, np.zeros((len(x), 64), "float32"), batch_size=16, shuffle=False, verbose=0)
-        assert number(optimizer.iterations) == 4
-        return number(keras.ops.cast(dense.kernel, "float32"))
+        assert numpy(optimizer.iterations) == 4
+        return numpy(keras.ops.cast(dense.kernel, "float32"))
 
     alone = trained()
-    assert (alone != number(keras.ops.cast(keras.ops.cast(start, "bfloat16"), "float32"))).mean() > 0.05
+    assert (alone != numpy(keras.ops.cast(keras.ops.cast(start, "bfloat16"), "float32"))).mean() > 0.05
     for layout in SPLIT:
         np.testing.assert_array_equal(trained(layout, 2), alone)
 
@@ -526,7 +521,7 @@ def test_the_kernel_of_a_tpu_attends_on_each_device_to_its_rows_and_heads(heads)
             model = keras_mp.stabilize(keras.Model([inputs, mask], keras.layers.Dense(2)(hidden)))
             model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
             model.fit([x, padding], y, batch_size=4, shuffle=False, verbose=0)
-            return [*map(number, model.weights), model.predict([x, padding], batch_size=4, verbose=0)], given
+            return [*values(model.weights), model.predict([x, padding], batch_size=4, verbose=0)], given
 
     distribution = keras.distribution
     mesh = distribution.DeviceMesh((2, heads), ["rows", "heads"], [f"cpu:{index}" for index in range(2 * heads)])

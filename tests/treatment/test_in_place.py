@@ -8,7 +8,8 @@ import keras
 import numpy as np
 import pytest
 import zoo
-from keras import layers, ops
+from arrays import numpy, values
+from keras import layers
 from twins import twin
 
 import keras_mp
@@ -17,10 +18,6 @@ from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.treatment.treated import Treatment, register_treatments, treat
 
 JAX = keras.backend.backend() == "jax"
-
-
-def numpy(x):
-    return ops.convert_to_numpy(ops.cast(x, "float32"))
 
 
 def build(policy="mixed_bfloat16"):
@@ -60,12 +57,11 @@ def test_it_is_the_same_model_with_the_same_weights_and_twice_is_as_once(name):
     change, _ = CHANGES[name]
     model = build()
     weights = list(model.weights)
-    values = [numpy(weight) for weight in weights]
+    before = values(weights)
     assert change(model) is model
     kept = {id(weight) for weight in model.weights}
     assert {id(weight) for weight in weights} <= kept
-    for weight, value in zip(weights, values, strict=True):
-        np.testing.assert_array_equal(numpy(weight), value)
+    np.testing.assert_equal(values(weights), before)
     once = (classes(model), [id(weight) for weight in model.weights])
     assert change(model) is model
     assert (classes(model), [id(weight) for weight in model.weights]) == once
@@ -86,14 +82,11 @@ def test_trained_changed_and_undone_it_goes_on_as_if_nothing_had_been(name):
     undo(model)
     assert (classes(model), [weight.path for weight in model.weights], vars(model.get_layer("block")).keys()) == before
     assert type(model) is type(other) and not any(notes_of(layer) for layer in layers_by_path(model).values())
-    for mine, theirs in zip(model.weights, other.weights, strict=True):
-        assert mine.dtype == theirs.dtype
-        np.testing.assert_array_equal(numpy(mine), numpy(theirs))
-    for mine, theirs in zip(model.optimizer.variables, other.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(numpy(mine), numpy(theirs))
+    assert [weight.dtype for weight in model.weights] == [weight.dtype for weight in other.weights]
+    np.testing.assert_equal(values(model.weights), values(other.weights))
+    np.testing.assert_equal(values(model.optimizer.variables), values(other.optimizer.variables))
     assert model.train_on_batch(x, y) == other.train_on_batch(x, y)
-    for mine, theirs in zip(model.weights, other.weights, strict=True):
-        np.testing.assert_array_equal(numpy(mine), numpy(theirs))
+    np.testing.assert_equal(values(model.weights), values(other.weights))
 
 
 @pytest.mark.jax
@@ -208,13 +201,12 @@ def test_what_prepare_does_to_a_step_comes_back(tmp_path):
     model.fit(x, x[:, :1], verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    before = [numpy(weight) for weight in loaded.weights]
+    before = values(loaded.weights)
     x[3] = 7e4  # past float16
     with pytest.warns(UserWarning, match="all steps were skipped"):
         loaded.fit(x, x[:, :1], verbose=0)
     assert int(loaded.optimizer.skipped_steps) == int(model.optimizer.skipped_steps) + 1
-    for weight, value in zip(loaded.weights, before, strict=True):
-        np.testing.assert_array_equal(numpy(weight), value)
+    np.testing.assert_equal(values(loaded.weights), before)
 
 
 def test_a_name_that_is_not_known_says_so():

@@ -75,8 +75,7 @@ def state(model):
 
 def assert_same(some, others):
     assert [array.dtype for array in some] == [array.dtype for array in others]
-    for one, other in zip(some, others, strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(some, others)
 
 
 def fit(model, x, y):
