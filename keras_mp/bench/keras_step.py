@@ -18,7 +18,7 @@ from keras_mp.numerics.data import random_batches
 from keras_mp.precision import hardware
 from keras_mp.precision.hardware import Device
 from keras_mp.precision.policy import COMPUTES_IN, GAINS_FROM, pays, set_global_policy
-from keras_mp.rebuild.walk import layers_by_path
+from keras_mp.rebuild.walk import Walk
 from keras_mp.system.packages import installed
 from keras_mp.training.training_recipe import find_recipe
 
@@ -117,8 +117,9 @@ def _why_not(model: keras.Model, device: Device, precision: str) -> str:
     served = pays(precision, device)
     if not served.ok:
         return served.reason
-    convolutions = any("Conv" in type(layer).__name__ for layer in layers_by_path(model).values())
-    sizes = [decision.sizes for decision in decide(model) if decision.sizes is not None]
+    walk = Walk(model)
+    convolutions = any("Conv" in type(layer).__name__ for layer in walk.every)
+    sizes = [decision.sizes for decision in decide(walk) if decision.sizes is not None]
     if device.kind != "cpu" or precision != "mixed_bfloat16" or convolutions or not sizes:
         return ""
     inputs, outputs = max(sizes, key=min)

@@ -16,9 +16,9 @@ from keras_mp.fp8.scaling import Scaling, Scalings, get_scalings
 from keras_mp.fp8.selection import Decision, Select, Target, decide
 from keras_mp.precision.hardware import MXFP8, current_device, support
 from keras_mp.rebuild.notes import FLOAT8, QAT, original_class, precision_of_layer, treatments_of
-from keras_mp.rebuild.walk import layers_by_path
+from keras_mp.rebuild.walk import Walk, layers_by_path
 from keras_mp.system.argument_checks import whole_number
-from keras_mp.treatment.change import change
+from keras_mp.treatment.change import ChangePlan, Planned
 from keras_mp.treatment.treated import (
     Treatment,
     rebase,
@@ -172,22 +172,37 @@ def convert(
         >>> model.get_layer("inner").scaling
         Scalings.named('delayed')
     """
+    scaling = _checked(scaling, select, target, batch_size)
+    if not waits(model, "convert", scaling=scaling, select=select, target=target, batch_size=batch_size):
+        plan_products(plan := ChangePlan(model), scaling, select, target, batch_size)
+        plan.apply()
+    return model
+
+
+def _checked(scaling: Any, select: Select | None, target: str | None, batch_size: int) -> Any:
+    """Refuses arguments of `convert`; returns the scaling, not its name."""
     if select is not None and not callable(select):
         raise TypeError(f"select={select!r} must be a function select(path, layer) that returns a bool")
     if trains_quantized(scaling):
         if target is not None:
             raise ValueError(f"target={target!r} chooses layers for FP8 products: leave it out with {scaling!r}")
-        if not waits(model, "convert", scaling=scaling, select=select):
-            call(model, QAT, mode=scaling, select=select)
-        return model
-    scalings = get_scalings(scaling)
+        return scaling
     if select is not None and target is not None:
         raise ValueError(f"target={target!r} chooses the layers, and so does select: give one of the two")
-    aim = _target(target, batch_size, scalings)
-    given = None if scaling is None else scalings
-    if waits(model, "convert", scaling=given, select=select, target=target, batch_size=batch_size):
-        return model
-    decisions = decide(model, select, aim)
+    _target(target, batch_size, scalings := get_scalings(scaling))
+    return None if scaling is None else scalings
+
+
+def plan_products(
+    plan: ChangePlan, scaling: Any = None, select: Select | None = None, target: str | None = None, batch_size: int = 8
+) -> None:
+    """Plans what `convert` does."""
+    given = _checked(scaling, select, target, batch_size)
+    if trains_quantized(given):
+        call(plan, QAT, mode=given, select=select)
+        return
+    scalings = get_scalings(given)
+    decisions = decide(plan, select, _target(target, batch_size, scalings))
     chosen = [decision for decision in decisions if decision.float8]
     changed = [
         decision
@@ -198,9 +213,9 @@ def convert(
     ]
     rescaled = _told(changed, scalings) if changed else ""
     wanted = [decision for decision in chosen if decision in changed or not isinstance(decision.layer, Float8Layer)]
-    change(model, [(decision.layer, {FLOAT8: scalings}) for decision in wanted])
+    plan.rows += [Planned(decision.path, decision.layer, {FLOAT8: scalings}, decision.reason) for decision in wanted]
     told = [] if chosen else [_why_none(decisions, select, scalings)]
-    half = [decision.path for decision in chosen if decision.layer.compute_dtype == "float16"]
+    half = [decision.path for decision in chosen if plan.compute_dtype(decision.layer) == "float16"]
     if half and scalings.is_static:
         told.append(
             f"{', '.join(half)} compute in float16, whose loss scale grows after the static scales are calibrated: "
@@ -220,8 +235,7 @@ def convert(
             "float32: build the model under 'mixed_bfloat16' to gain more"
         )
     for words in told:
-        warnings.warn(f"convert({model.name!r}): {words}", stacklevel=2)
-    return model
+        warnings.warn(f"convert({plan.model.name!r}): {words}", stacklevel=3)
 
 
 register_calls({"convert": convert})
@@ -265,7 +279,7 @@ def decisions(
     Raises:
         ValueError: As for `convert`; also if the model does not say how many rows a layer's inputs have.
     """
-    return decide(model, select, _target(target, batch_size, get_scalings(scaling)))
+    return decide(Walk(model), select, _target(target, batch_size, get_scalings(scaling)))
 
 
 def _target(name: str | None, batch_size: int, scalings: Scalings) -> Target | None:

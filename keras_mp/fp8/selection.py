@@ -13,7 +13,7 @@ from keras_mp.fp8.scaled_product import problem
 from keras_mp.fp8.scaling import Scalings
 from keras_mp.precision.chips import CHIPS, Chip, find_chip
 from keras_mp.rebuild.notes import original_class, quantization_trained_for
-from keras_mp.rebuild.walk import layers_by_path
+from keras_mp.rebuild.walk import Walk
 from keras_mp.stability.output_layers import NORMALIZATIONS, PASSING_ON, output_layers
 
 # NVIDIA, cuBLAS documentation, cublasLtMatmul: sizes of FP8 operands must be multiples of 16.
@@ -63,10 +63,11 @@ class Target(NamedTuple):
     scalings: Scalings
 
 
-def decide(model: keras.Model, select: Select | None = None, target: Target | None = None) -> list[Decision]:
+def decide(walk: Walk, select: Select | None = None, target: Target | None = None) -> list[Decision]:
     """Decides for each Dense and EinsumDense layer of a model.
 
     Args:
+        walk: the walk over the model.
         select: a function `select(path, layer) -> bool` that decides instead of the default rule.
         target: a chip, batch and scaling; the gain that is predicted for it then decides, instead of sizes alone.
 
@@ -77,11 +78,11 @@ def decide(model: keras.Model, select: Select | None = None, target: Target | No
         ValueError: the target is no chip with FP8, or MXFP8, or none that INT8 is known of; or the model does not say
             how many rows a layer's inputs have.
     """
-    ends = {} if select else end_layers(model)
+    ends = {} if select else end_layers(walk)
     predict = _Predictor(target) if target else None
     return [
         _decide(path, layer, select, ends, predict)
-        for path, layer in layers_by_path(model).items()
+        for path, layer in walk.layers.items()
         if isinstance(layer, MATRIX_LAYERS)
     ]
 
@@ -190,7 +191,7 @@ def _too_small(inputs: int, outputs: int) -> str:
     return ""
 
 
-def end_layers(model: keras.Model) -> dict[int, str]:
+def end_layers(walk: Walk) -> dict[int, str]:
     """Finds products that read the input or compute the output.
 
     They are Dense and EinsumDense layers. Layers that neither multiply nor mix, such as Flatten, Dropout and
@@ -200,9 +201,9 @@ def end_layers(model: keras.Model) -> dict[int, str]:
     Returns:
         Why each is left out, by the layer's id.
     """
-    products = [layer for layer in layers_by_path(model).values() if isinstance(layer, MATRIX_LAYERS)]
-    if getattr(model, "outputs", None):
-        first, last = set(_readers_of_input(model)), set(output_layers(model))
+    products = [layer for layer in walk.layers.values() if isinstance(layer, MATRIX_LAYERS)]
+    if getattr(walk.model, "outputs", None):
+        first, last = set(_readers_of_input(walk.model)), set(output_layers(walk))
     else:
         first, last = {id(layer) for layer in products[:1]}, {id(layer) for layer in products[-1:]}
     ends = {id(layer): "it is the model's first layer" for layer in products if id(layer) in first}

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import keras
 
-from keras_mp.fp8.layers import Float8Layer
 from keras_mp.lean.expert_blocks import bank_names, has_banks
-from keras_mp.rebuild.notes import original_class, precision_of_layer, treatments_of
+from keras_mp.rebuild.notes import FLOAT8, original_class, precision_of_layer, treatments_of
 from keras_mp.rebuild.quantized_banks import BITS, dequantize_bank, quantize_bank, quantized_banks
 from keras_mp.rebuild.state import narrow, widen
-from keras_mp.rebuild.walk import LOW_PRECISION, layers_by_path
+from keras_mp.rebuild.walk import LOW_PRECISION
 from keras_mp.stability.sensitive import find
 from keras_mp.system.packages import package_of
-from keras_mp.treatment.change import change, check_built
+from keras_mp.treatment.change import ChangePlan, Planned, check_built
 from keras_mp.treatment.treated import Treatment, register_treatments
 
 FROZEN = "frozen"
@@ -63,23 +63,36 @@ def narrow_frozen(model: keras.Model, experts: str | None = None) -> keras.Model
             `experts` is another name, if no experts are frozen, or if they are stored in other integers already.
     """
     check_built(model)
-    banks = {} if experts is None else _banks(model, experts)
-    sensitive = {id(entry.layer) for entry in find(model)}
-    layers = {path: layer for path, layer in layers_by_path(model).items() if _held(layer)} | banks
-    reasons = {path: "" if path in banks else _why_not(layer, sensitive) for path, layer in layers.items()}
-    chosen = [layer for path, layer in layers.items() if not reasons[path]]
-    if not chosen:
-        why = "; ".join(f"{path!r} {reason}" for path, reason in list(reasons.items())[:5]) or "It has no weights"
-        raise ValueError(f"narrow_frozen({model.name!r}): no weight is both frozen and read only in 16 bits. {why}")
-    change(model, [(layer, {FROZEN: experts if layer in banks.values() else _integers(layer)}) for layer in chosen])
+    plan = ChangePlan(model)
+    banks = {} if experts is None else _banks(plan, experts)
+    plan_frozen(plan, find(plan), dict.fromkeys(banks, experts))
+    plan.apply()
     return model
 
 
-def _banks(model: keras.Model, experts: str) -> dict[str, Any]:
+def plan_frozen(plan: ChangePlan, sensitive: Iterable[Planned], banks: Mapping[str, Any] = {}) -> None:  # noqa: B006
+    """Plans what `narrow_frozen` does.
+
+    Args:
+        sensitive: what needs float32 and will not have it.
+        banks: the integers in which to store banks of experts, by the path of their layer.
+    """
+    needs = {id(row.layer) for row in sensitive}
+    layers = {path: layer for path, layer in plan.layers.items() if path in banks or _held(layer)}
+    reasons = {path: "" if path in banks else _why_not(layer, plan, needs) for path, layer in layers.items()}
+    chosen = {path: layer for path, layer in layers.items() if not reasons[path]}
+    if not chosen:
+        why = "; ".join(f"{path!r} {reason}" for path, reason in list(reasons.items())[:5]) or "It has no weights"
+        name = plan.model.name
+        raise ValueError(f"narrow_frozen({name!r}): no weight is both frozen and read only in 16 bits. {why}")
+    plan.rows += [Planned(path, layer, {FROZEN: banks.get(path, _integers(layer))}) for path, layer in chosen.items()]
+
+
+def _banks(plan: ChangePlan, experts: str) -> dict[str, Any]:
     """Layers whose banks of experts can be integers, by path."""
     if experts not in BITS:
         raise ValueError(f"experts={experts!r}: the integers are 'int8' or 'int4'; None stores none")
-    layers = {path: layer for path, layer in layers_by_path(model).items() if bank_names(layer)}
+    layers = {path: layer for path, layer in plan.layers.items() if bank_names(layer)}
     banks = {
         path: layer
         for path, layer in layers.items()
@@ -87,11 +100,11 @@ def _banks(model: keras.Model, experts: str) -> dict[str, Any]:
     }
     if not banks:
         why = "All its experts train: freeze them first" if layers else "It has no banks of experts"
-        raise ValueError(f"narrow_frozen({model.name!r}, experts={experts!r}): nothing to store. {why}")
+        raise ValueError(f"narrow_frozen({plan.model.name!r}, experts={experts!r}): nothing to store. {why}")
     for path, layer in banks.items():
         if _integers(layer) not in (None, experts):
             raise ValueError(
-                f"narrow_frozen({model.name!r}, experts={experts!r}): {path!r} is in {_integers(layer)}. "
+                f"narrow_frozen({plan.model.name!r}, experts={experts!r}): {path!r} is in {_integers(layer)}. "
                 "keras_mp.revert(model, 'make_lean') gives floats back"
             )
     return banks
@@ -129,7 +142,7 @@ class FrozenExperts(FrozenIn16Bits):
             vars(self).update(stored)
 
 
-def _why_not(layer: Any, sensitive: set[int]) -> str:
+def _why_not(layer: Any, plan: ChangePlan, needs: set[int]) -> str:
     """Why no weight can be narrow, or ""."""
     if all(variable.trainable for variable in _held(layer)):
         return "trains"
@@ -137,11 +150,12 @@ def _why_not(layer: Any, sensitive: set[int]) -> str:
         return "is of a class that may read its weights in any precision"
     if getattr(layer, "quantization_mode", None):
         return "is quantized"
-    if isinstance(layer, Float8Layer):
+    if FLOAT8 in plan.treatments(layer):
         return "is an FP8 layer"
-    if not _readable(layer):
-        return f"reads them in {layer.compute_dtype}"
-    if id(layer) in sensitive:
+    dtype = plan.compute_dtype(layer)
+    if not _readable(layer, plan.treatments(layer), dtype):
+        return f"reads them in {dtype}"
+    if id(layer) in needs:
         return "needs stabilize first"
     return ""
 
@@ -151,16 +165,16 @@ def _held(layer: Any) -> list[Any]:
     return [variable for variable in layer._trainable_variables if keras.backend.is_float_dtype(variable.dtype)]
 
 
-def _readable(layer: Any) -> list[Any]:
+def _readable(layer: Any, treatments: Collection[str], compute_dtype: str) -> list[Any]:
     """Weights of a layer that it reads in 16 bits."""
     if precision_of_layer(layer) not in LOW_PRECISION:
         return []
-    if layer.compute_dtype in LOW_PRECISION:
+    if compute_dtype in LOW_PRECISION:
         return [variable for variable in _held(layer) if variable._autocast]  # private, as it has no other name
     # A kernel in float32 has LoRA's product added to it, or was asked for.
     in_float32 = getattr(layer, "lora_enabled", False)
     in_float32 |= getattr(layer, "reverse_dtype", None) not in (None, *LOW_PRECISION)
-    if "result" in treatments_of(layer) and not in_float32:
+    if "result" in treatments and not in_float32:
         # The product has 16-bit operands, and the bias is added to its float32 result.
         return [variable for variable in _held(layer) if variable is not getattr(layer, "bias", None)]
     return []
@@ -175,7 +189,7 @@ def _store(layer: Any, just_built: bool = False) -> None:
             quantize_bank(layer, name, integers)  # type: ignore[arg-type]
         elif trains and is_stored:
             dequantize_bank(layer, name)
-    for variable in _readable(layer):
+    for variable in _readable(layer, treatments_of(layer), layer.compute_dtype):
         if variable.trainable:
             widen(variable)
         else:

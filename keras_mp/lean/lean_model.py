@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
@@ -31,16 +31,16 @@ from keras_mp.lean.lean_layers import (
     why_not_int4,
 )
 from keras_mp.lean.recompute import BLOCK
-from keras_mp.lean.remat_blocks import SEGMENTS, choose_blocks, recomputed_blocks, treatments_for
+from keras_mp.lean.remat_blocks import SEGMENTS, choose_blocks, plan_blocks, recomputed_blocks
 from keras_mp.lean.training_step import STEP, LeanStep
 from keras_mp.rebuild.notes import original_class, treatments_of
-from keras_mp.rebuild.walk import LOW_PRECISION, layers_by_path
+from keras_mp.rebuild.walk import LOW_PRECISION, Walk
 from keras_mp.stability.attention import AttentionAsAsked, attending
 from keras_mp.stability.float32_layers import Float32Inside
-from keras_mp.stability.sensitive import names_in, routers
+from keras_mp.stability.sensitive import is_router, logits_of_routers, names_in
 from keras_mp.stability.stabilized import result_mixin
 from keras_mp.system.packages import LIBRARIES, package_of
-from keras_mp.treatment.change import change, undo
+from keras_mp.treatment.change import ChangePlan, Planned, undo
 from keras_mp.treatment.treated import Treatment, register_treatments
 from keras_mp.treatment.waiting import register_calls, waits
 
@@ -56,57 +56,49 @@ _APPLY_THEIR_ACTIVATION = (
 )
 
 
-class LeanPart(NamedTuple):
-    """A part of a model that keeps much."""
+def lean_parts(walk: Walk) -> list[Planned]:
+    """Lists layers, head and blocks, lean or not, with their treatments.
 
-    path: str  # names that lead to the layer, joined with `/`
-    layer: keras.layers.Layer  # the live layer
-    # "attention", "gelu", "int4" (a product of int4 weights), "experts" (of which each token chooses some), "head" (a
-    # layer that makes logits over a vocabulary) or "block" (recomputed)
-    kind: str
-    treatment: str  # the treatment that makes it lean, by its name in this module; empty where nothing does
-    lean: bool  # whether it is lean
-    reason: str  # the reason why it cannot be lean; empty where it can
-    options: Any = None  # the options of the treatment
+    Each is of a kind: "attention", "gelu", "int4" (a product of int4 weights), "experts" (of which each token chooses
+    some), "head" (a layer that makes logits over a vocabulary, whose treatment is the model's) or "block" (recomputed).
+    """
+    parts = [part for path, layer in walk.layers.items() for part in _of_layer(path, layer)]
+    blocks = [Planned(block.path, block.layers[0], {}, "", "block", True) for block in recomputed_blocks(walk.model)]
+    return [*parts, *_head(walk), *blocks]
 
 
-def lean_parts(model: keras.Model) -> list[LeanPart]:
-    """Lists layers, head and blocks, lean or not."""
-    parts = [part for path, layer in layers_by_path(model).items() for part in _of_layer(path, layer)]
-    blocks = [LeanPart(block.path, block.layers[0], "block", "", True, "") for block in recomputed_blocks(model)]
-    return [*parts, *_head(model), *blocks]
-
-
-def _of_layer(path: str, layer: Any) -> Iterator[LeanPart]:
+def _of_layer(path: str, layer: Any) -> Iterator[Planned]:
     treatments, cls = treatments_of(layer), original_class(layer)
     if attends(layer):
         reason = why_not_attention(layer, cls)
-        yield LeanPart(path, layer, "attention", "" if reason else ATTENTION, ATTENTION in treatments, reason)
+        yield _part(path, layer, "attention", ATTENTION, reason, ATTENTION in treatments)
     if GELU in treatments:
-        yield LeanPart(path, layer, "gelu", GELU, True, "")
+        yield _part(path, layer, "gelu", GELU, "", True)
     elif lean_gelu(vars(layer).get("activation")) is not None and issubclass(cls, _APPLY_THEIR_ACTIVATION):
-        yield LeanPart(path, layer, "gelu", GELU, False, "")
+        yield _part(path, layer, "gelu", GELU, "", False)
     elif package_of(cls) not in LIBRARIES and "gelu" in names_in(inspect.unwrap(cls.call).__code__):
-        yield LeanPart(path, layer, "gelu", "", False, f"{cls.__name__} has its GELU in its own code")
+        yield _part(path, layer, "gelu", GELU, f"{cls.__name__} has its GELU in its own code", False)
     if is_int4(layer):
         reason = why_not_int4(layer, treatments)
-        yield LeanPart(path, layer, "int4", "" if reason else INT4, INT4 in treatments and not reason, reason)
+        yield _part(path, layer, "int4", INT4, reason, INT4 in treatments and not reason)
     experts, reason, options = experts_of(layer)
     if experts is not None:
         path = path if experts is layer else f"{path}/{experts.name}"
-        lean = EXPERTS in treatments_of(experts)
-        yield LeanPart(path, experts, "experts", "" if reason else EXPERTS, lean, reason, options)
+        yield _part(path, experts, "experts", EXPERTS, reason, EXPERTS in treatments_of(experts), options)
 
 
-def _head(model: keras.Model) -> list[LeanPart]:
-    (head, reason), treatment = why_not_head(model), HEAD
+def _head(walk: Walk) -> list[Planned]:
+    (head, reason), treatment = why_not_head(walk.model), HEAD
     if head is None:
-        (head, reason), treatment = why_not_called_head(model), CALLED_HEAD
+        (head, reason), treatment = why_not_called_head(walk.model), CALLED_HEAD
     if head is None:
         return []
-    path = next((path for path, layer in layers_by_path(model).items() if layer is head), head.name)
-    lean = treatment in treatments_of(model)
-    return [LeanPart(path, head, "head", "" if reason else treatment, lean, reason)]
+    path = next((path for path, layer in walk.layers.items() if layer is head), head.name)
+    return [_part(path, head, "head", treatment, reason, treatment in treatments_of(walk.model))]
+
+
+def _part(path: str, layer: Any, kind: str, treatment: str, reason: str, lean: bool, options: Any = None) -> Planned:
+    return Planned(path, layer, {} if reason else {treatment: options}, reason, kind, lean)
 
 
 REMATS = (BLOCK, SEGMENTS)
@@ -166,23 +158,27 @@ def make_lean(model: keras.Model, remat: bool | Sequence[str] = False) -> keras.
     """
     if waits(model, "make_lean", remat=remat):
         return model
-    blocks = treatments_for(choose_blocks(model, remat))
+    blocks = plan_blocks(choose_blocks(model, remat))
     if remat:
         undo(model, REMATS)
-    parts = lean_parts(model)
-    wanted: list[tuple[Any, dict[str, Any]]] = []
+    plan = ChangePlan(model)
+    parts = lean_parts(plan)
     for part in parts:
-        if part.treatment and not part.lean:
-            if part.treatment == CALLED_HEAD:
-                wanted.append((part.layer, {NOTED_HEAD: None}))  # first, as the model looks for it
-            wanted.append((model if part.kind == "head" else part.layer, {part.treatment: part.options}))
-    if any(part.treatment == EXPERTS for part in parts):
-        wanted += [(router, {ROUTER: None}) for router in routers(model) if router.compute_dtype in LOW_PRECISION]
-    wanted += [(layer, {name: options}) for layer, name, options in blocks]
+        if part.done:
+            continue
+        if CALLED_HEAD in part.treatments:
+            plan.rows.append(part._replace(treatments={NOTED_HEAD: None}))  # first, as the model looks for it
+        plan.rows.append(part._replace(layer=model) if part.kind == "head" else part)
+    if any(EXPERTS in part.treatments for part in parts):
+        routing = [*filter(is_router, plan.every), *logits_of_routers(plan)]
+        plan.rows += [Planned("", one, {ROUTER: None}) for one in routing if one.compute_dtype in LOW_PRECISION]
+    plan.rows += blocks
+    wanted = any(row.treatments for row in plan.rows)
     if wanted:
-        wanted.append((model, {STEP: None}))
-    change(model, [*wanted, *((part, {AS_ASKED: None}) for part in attending(model))])
-    if not wanted and not remat and not any(part.lean for part in parts):
+        plan.rows.append(Planned("", model, {STEP: None}))
+    plan.rows += [Planned("", part, {AS_ASKED: None}) for part in attending(plan)]
+    plan.apply()
+    if not wanted and not remat and not any(part.done for part in parts):
         reasons = dict.fromkeys(f"{part.path!r}: {part.reason}" for part in parts if part.reason)
         none = "It has no attention layer, no GELU, no int4 weights, no experts, and no large vocabulary"
         why = "; ".join(reasons) if parts else none

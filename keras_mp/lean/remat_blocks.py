@@ -16,6 +16,7 @@ from keras_mp.lean.recompute import BLOCK, add_losses, recomputed_call
 from keras_mp.lean.training_step import may_be_differentiated
 from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.walk import calls_of, graph_of, layers_below, layers_by_path
+from keras_mp.treatment.change import Planned
 from keras_mp.treatment.treated import Treatment, register_treatments
 
 # Which parts of a model are to be recomputed, and the treatments that make them so.
@@ -76,9 +77,9 @@ def _matching(model: keras.Model, pattern: str) -> list[Block]:
     )
 
 
-def treatments_for(blocks: Sequence[Block]) -> list[tuple[Any, str, Any]]:
-    """Layers and models to treat, so that blocks recompute."""
-    wanted: list[tuple[Any, str, Any]] = [(block.layers[0], BLOCK, None) for block in blocks if block.kind == "layer"]
+def plan_blocks(blocks: Sequence[Block]) -> list[Planned]:
+    """Plans that blocks are recomputed."""
+    rows = [Planned(block.path, block.layers[0], {BLOCK: None}) for block in blocks if block.kind == "layer"]
     stretches: dict[int, tuple[Any, list[list[int]]]] = {}
     for block in blocks:
         if block.kind == "segment":
@@ -86,7 +87,7 @@ def treatments_for(blocks: Sequence[Block]) -> list[tuple[Any, str, Any]]:
             start = order.index(id(block.nodes[0]))
             _, places = stretches.setdefault(id(block.graph), (block.graph, []))
             places.append([start, start + len(block.nodes)])
-    return wanted + [(graph, SEGMENTS, sorted(places)) for graph, places in stretches.values()]
+    return rows + [Planned("", graph, {SEGMENTS: sorted(places)}) for graph, places in stretches.values()]
 
 
 def recomputed_blocks(model: keras.Model) -> list[Block]:

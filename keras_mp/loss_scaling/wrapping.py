@@ -13,7 +13,7 @@ from keras_mp.optimizer.inner_optimizer import apply_in_one_program, check_unsca
 from keras_mp.optimizer.state_slot import check_state_dtype, check_state_memory, check_weights, is_narrow
 from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.optimizers import leaves
-from keras_mp.rebuild.walk import compute_dtypes, layers_by_path, own_variables
+from keras_mp.rebuild.walk import Walk, own_variables
 from keras_mp.system.packages import LIBRARIES, package_of
 
 updates = backend.engine_of("keras_mp.optimizer")
@@ -70,7 +70,8 @@ def wrap_optimizer(
     check_state_dtype(state_dtype)
     check_state_memory(state_memory, release_gradients)
     check_weights(model.trainable_variables)
-    if "float16" in compute_dtypes(model):
+    walk = Walk(model)
+    if any(layer.compute_dtype == "float16" for layer in walk.every):
         if release_gradients:
             raise ValueError(
                 "release_gradients=True updates each weight as soon as its gradient is there, and a layer of model "
@@ -81,13 +82,13 @@ def wrap_optimizer(
     if model.built:
         has_narrow_weights = any(map(is_narrow, model.trainable_variables))
     else:
-        has_narrow_weights = any(layer.variable_dtype == "bfloat16" for layer in layers_by_path(model).values())
+        has_narrow_weights = any(layer.variable_dtype == "bfloat16" for layer in walk.layers.values())
     is_needed = (
         release_gradients
         or state_dtype != "float32"
         or has_narrow_weights
         or updates.replica_count() > 1
-        or is_better_wrapped(optimizer, model)
+        or is_better_wrapped(optimizer, walk)
     )
     if is_needed:
         return LossScaleOptimizer(
@@ -112,19 +113,19 @@ def wrap_optimizer(
 _SUMMING = (keras.optimizers.SGD.update_step, keras.optimizers.Lion.update_step)
 
 
-def is_better_wrapped(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> bool:
+def is_better_wrapped(optimizer: keras.optimizers.Optimizer, walk: Walk) -> bool:
     """Tells whether an optimizer by itself makes another, larger step.
 
     Args:
         optimizer: a Keras optimizer that does not scale the loss.
-        model: the model it is to train; of one that is not built only the kinds of its layers are known.
+        walk: the walk over the model it is to train; of one that is not built only the kinds of its layers are known.
     """
     # Several that accumulate over different numbers of steps cannot be wrapped at all.
     if len({leaf.gradient_accumulation_steps for leaf in leaves(optimizer)}) > 1:
         return False
     # Private: which of its optimizers takes a variable, Keras's MultiOptimizer tells only once it is built.
     leaf_of = getattr(optimizer, "_optimizer_map", lambda variable: optimizer)
-    trained = [(leaf_of(variable), variable) for variable in model.trainable_variables]
+    trained = [(leaf_of(variable), variable) for variable in walk.model.trainable_variables]
     known = {id(leaf): leaf for leaf in [*leaves(optimizer), *(leaf for leaf, _ in trained)]}
     deciding = []
     for leaf in known.values():
@@ -134,11 +135,11 @@ def is_better_wrapped(optimizer: keras.optimizers.Optimizer, model: keras.Model)
             return True
         if not _sums_rows(leaf):
             deciding += own
-    if not model.built:
+    if not walk.model.built:
         summing = all(map(_sums_rows, known.values()))
-        embeds = any(map(_is_embedding, layers_by_path(model).values()))
+        embeds = any(map(_is_embedding, walk.every))
         return updates.HAS_SPARSE_GRADIENTS and embeds and not summing
-    looked_up = {id(variable) for variable in _looked_up(model)} if updates.HAS_SPARSE_GRADIENTS else set()
+    looked_up = {id(variable) for variable in _looked_up(walk)} if updates.HAS_SPARSE_GRADIENTS else set()
     return any(id(variable) in looked_up for variable in deciding)
 
 
@@ -150,16 +151,14 @@ def _sums_rows(leaf: keras.optimizers.Optimizer) -> bool:
     return type(leaf).update_step in _SUMMING and not rescales
 
 
-def _looked_up(model: keras.Model) -> list[keras.Variable]:
+def _looked_up(walk: Walk) -> list[keras.Variable]:
     """The weights whose rows are looked up, or may be."""
-    layers = [model, *layers_by_path(model).values()]
     # Inputs, and layers that encode as sparse tensors, such as CategoryEncoding.
-    reads_sparse = any(
-        getattr(source, "sparse", False) for source in [*(getattr(model, "inputs", None) or []), *layers]
-    )
+    sources = [*(getattr(walk.model, "inputs", None) or []), *walk.every]
+    reads_sparse = any(getattr(source, "sparse", False) for source in sources)
     return [
         variable
-        for layer in layers
+        for layer in walk.every
         # Code of neither Keras nor this package may look rows of a weight up.
         if reads_sparse or _is_embedding(layer) or package_of(original_class(layer).call) not in LIBRARIES
         for variable in own_variables(layer)

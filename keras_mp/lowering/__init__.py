@@ -41,7 +41,7 @@ from keras_mp.rebuild.model import rebuild, unchanged
 from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.rebuild.optimizers import carry_compiled
 from keras_mp.rebuild.state import has_no_value
-from keras_mp.rebuild.walk import compute_dtypes, layers_by_path, operations_of, own_variables
+from keras_mp.rebuild.walk import Walk, compute_dtypes, layers_by_path, operations_of, own_variables
 from keras_mp.system.packages import package_of
 
 engine = backend.engine_of(__package__)
@@ -362,8 +362,8 @@ def _waits(model: keras.Model) -> bool:
 
 
 _HELPS: Mapping[str, Callable[[keras.Model], bool]] = {
-    "make_lean": lambda model: any(not row.lean and not row.reason for row in lean_parts(model)),
-    "remat": lambda model: bool(find_blocks(model)) and not any(row.kind == "block" for row in lean_parts(model)),
+    "make_lean": lambda model: any(bool(row.treatments) and not row.done for row in lean_parts(Walk(model))),
+    "remat": lambda model: bool(find_blocks(model)) and not any(row.kind == "block" for row in lean_parts(Walk(model))),
     "release_gradients": _waits,
 }
 

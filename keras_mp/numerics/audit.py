@@ -20,7 +20,7 @@ from keras_mp.numerics.ranges import Range, merged, sampled
 from keras_mp.numerics.response import Responses, responses
 from keras_mp.precision.formats import FLOAT16
 from keras_mp.qat.quantization_aware import CONFIGS, LOW_SQNR, decisions
-from keras_mp.rebuild.walk import layers_by_path, own_variables, with_self
+from keras_mp.rebuild.walk import Walk, layers_by_path, own_variables, with_self
 from keras_mp.reporting.progress import progress
 from keras_mp.system.argument_checks import whole_number
 
@@ -209,8 +209,8 @@ def _quantized(model: keras.Model) -> dict[str, str]:
     """A sentence about each of Keras's quantizations that costs much."""
     said = {}
     for scaling, made in CONFIGS.items():
-        rows = decisions(model, scaling)
-        if low := sum(row.pays for row in rows):
+        rows = decisions(Walk(model), scaling)
+        if low := sum(bool(row.treatments) for row in rows):
             said[made().mode] = (
                 f"quantized at once, the weights of {low} of {len(rows)} layers keep less than {LOW_SQNR:.0f} dB; "
                 f"convert(model, {scaling!r}) lets them train for it"

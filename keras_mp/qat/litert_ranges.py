@@ -17,9 +17,9 @@ import keras
 from keras_mp.backend.common.keras_private import get_keras_mask, operation_fn, set_keras_mask
 from keras_mp.rebuild.merged import is_adapted
 from keras_mp.rebuild.notes import FLOAT8, QAT, treatments_of
-from keras_mp.rebuild.walk import Config, calls_of, graph_of, layers_by_path
+from keras_mp.rebuild.walk import Config, calls_of, graph_of
 from keras_mp.stability.float32_layers import activation_of
-from keras_mp.treatment.change import change
+from keras_mp.treatment.change import ChangePlan, Planned
 from keras_mp.treatment.treated import Treatment, register_treatments, treat
 
 LITERT = "litert"
@@ -407,11 +407,10 @@ register_treatments(
 )
 
 
-def to_litert(model: keras.Model, quantize: str, select: Any = None) -> keras.Model:
-    """Lets a model train with the numbers of LiteRT's int8, or int16 with int8 weights, in place.
+def plan_litert(plan: ChangePlan, quantize: str, select: Any = None) -> None:
+    """Plans that a model trains with the numbers of LiteRT's int8, or int16 with int8 weights.
 
     Args:
-        model: a built functional or sequential model.
         quantize: "int8" or "int16x8".
 
     Raises:
@@ -419,19 +418,19 @@ def to_litert(model: keras.Model, quantize: str, select: Any = None) -> keras.Mo
     """
     if select is not None:
         raise ValueError("select is not for LiteRT, whose converter quantizes whatever has ranges: leave it out")
+    model = plan.model
     if graph_of(model) is None:
         raise ValueError(
             f"convert({model.name!r}): for LiteRT a model must be functional or sequential, so that it is known what "
             f"reads what; {model.name!r} is a {type(model).__name__}"
         )
-    for path, layer in layers_by_path(model).items():
+    for path, layer in plan.layers.items():
         if is_adapted(layer):
             raise ValueError(f"convert({model.name!r}): {path!r} is quantized or has LoRA: merge it before")
-        if treatments_of(layer).keys() & {FLOAT8, QAT}:
+        if plan.treatments(layer) & {FLOAT8, QAT}:
             raise ValueError(f"convert({model.name!r}): {path!r} is converted already: revert(model, 'convert') before")
-    wanted = [(graph, {LITERT: {"bits": BITS[quantize], "inputs": graph is model}}) for graph in _graphs(model)]
-    change(model, wanted)
-    return model
+    for graph in _graphs(model):
+        plan.rows.append(Planned("", graph, {LITERT: {"bits": BITS[quantize], "inputs": graph is model}}))
 
 
 def _graphs(model: Any) -> list[Any]:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 
 from keras_mp import backend
 from keras_mp.qat.keras_modes import WEIGHTS, QuantizationAware, quantized_twin
-from keras_mp.qat.litert_ranges import to_litert, trained_for
+from keras_mp.qat.litert_ranges import plan_litert, trained_for
 from keras_mp.rebuild.merged import merged_weights
 from keras_mp.rebuild.notes import FLOAT8, QAT, original_class, quantization_trained_for, treatments_of
-from keras_mp.rebuild.walk import layers_by_path
+from keras_mp.rebuild.walk import Walk
 from keras_mp.system.argument_checks import one_of
-from keras_mp.treatment.change import change
+from keras_mp.treatment.change import ChangePlan, Planned
 from keras_mp.treatment.treated import Treatment, register_treatments
 from keras_mp.treatment.waiting import register_calls
 
@@ -27,26 +27,8 @@ CONFIGS = {"qat_int8": keras.quantizers.Int8QuantizationConfig, "qat_int4": kera
 LITERT_FORMATS = {"qat_litert": "int8", "qat_litert_int16x8": "int16x8"}
 
 
-class Decision(NamedTuple):
-    """Whether a layer trains for Keras's quantization, or would gain by it.
-
-    Attributes:
-        path: the names that lead to the layer, joined with `/`.
-        layer: the live layer.
-        done: whether it trains so.
-        pays: whether it would, where it does not, and its SQNR after plain quantization is low.
-        reason: the SQNR, or why it cannot; empty where it trains so.
-    """
-
-    path: str
-    layer: Any
-    done: bool
-    pays: bool
-    reason: str
-
-
-def convert(model: keras.Model, mode: Any, select: Select | None = None) -> keras.Model:
-    """Lets a built model train as it will be once it is quantized, in place.
+def plan_quantized(plan: ChangePlan, mode: Any, select: Select | None = None) -> None:
+    """Plans that a model trains as it will be once it is quantized.
 
     Args:
         mode: a name of `CONFIGS` or `LITERT_FORMATS`, or Keras's config for int8 or int4.
@@ -56,23 +38,27 @@ def convert(model: keras.Model, mode: Any, select: Select | None = None) -> kera
         ValueError: The name is another, or no layer can be quantized so.
     """
     if isinstance(mode, str) and one_of("scaling", mode, [*CONFIGS, *LITERT_FORMATS]) in LITERT_FORMATS:
-        return to_litert(model, LITERT_FORMATS[mode], select)
+        plan_litert(plan, LITERT_FORMATS[mode], select)
+        return
     config = mode_of(mode)
     if config.mode not in ("int8", "int4"):
         raise ValueError(f"scaling={config.mode!r} is no mode to train for: Keras's configs for int8 and int4 are")
-    if (file := trained_for(model)) is not None:
-        raise ValueError(f"convert({model.name!r}): it trains for LiteRT's {file}: revert(model, 'convert') before")
-    layers = _quantizable(model)
+    if (file := trained_for(plan.model)) is not None:
+        raise ValueError(
+            f"convert({plan.model.name!r}): it trains for LiteRT's {file}: revert(model, 'convert') before"
+        )
+    layers = _quantizable(plan)
     chosen = {path: layer for path, layer in layers.items() if select is None or select(path, layer)}
-    reasons = {path: reason for path, layer in chosen.items() if (reason := why_not(layer, config))}
+    reasons = {
+        path: reason for path, layer in chosen.items() if (reason := why_not(layer, config, plan.compute_dtype(layer)))
+    }
     if len(reasons) == len(chosen) or (select is not None and reasons):
         none = "It has no layer that Keras quantizes, Dense, EinsumDense or embeddings: 'qat_litert' takes convolutions"
         none = f"select chose none of {', '.join(layers)}" if layers else none
         told = "; ".join(f"{path}: {reason}" for path, reason in reasons.items()) or none
-        raise ValueError(f"convert({model.name!r}): cannot train for {config.mode}. {told}")
+        raise ValueError(f"convert({plan.model.name!r}): cannot train for {config.mode}. {told}")
     options = keras.saving.serialize_keras_object(config)
-    change(model, [(layer, {QAT: options}) for path, layer in chosen.items() if path not in reasons])
-    return model
+    plan.rows += [Planned(path, layer, {QAT: options}) for path, layer in chosen.items() if path not in reasons]
 
 
 def sqnr(layer: Any, config: Any) -> float:
@@ -109,28 +95,28 @@ def mode_of(scaling: Any) -> Any:
     return CONFIGS[one_of("scaling", scaling, CONFIGS)]() if isinstance(scaling, str) else scaling
 
 
-def decisions(model: keras.Model, mode: Any) -> list[Decision]:
+def decisions(walk: Walk, mode: Any) -> list[Planned]:
     """Says of each layer that Keras quantizes whether it trains for it, whether that would pay, and why.
 
     Args:
         mode: "qat_int8" or "qat_int4", or Keras's config for int8 or int4.
     """
     config = mode_of(mode)
-    rows = []
-    for path, layer in _quantizable(model).items():
-        done, reason = quantization_trained_for(layer) is not None, why_not(layer, config)
+    treatments, rows = {QAT: keras.saving.serialize_keras_object(config)}, []
+    for path, layer in _quantizable(walk).items():
+        done, reason = quantization_trained_for(layer) is not None, why_not(layer, config, layer.compute_dtype)
         ratio = 0.0 if done or reason else sqnr(layer, config)
         told = reason or f"{ratio:.0f} dB SQNR of its weights after plain {config.mode}"
-        chosen = not reason and not done and ratio < LOW_SQNR
-        rows.append(Decision(path, layer, done, bool(chosen), "" if done else told))
+        pays = not reason and not done and ratio < LOW_SQNR
+        rows.append(Planned(path, layer, treatments if pays else {}, "" if done else told, done=done))
     return rows
 
 
-def _quantizable(model: keras.Model) -> dict[str, Any]:
-    return {path: layer for path, layer in layers_by_path(model).items() if isinstance(layer, tuple(WEIGHTS))}
+def _quantizable(walk: Walk) -> dict[str, Any]:
+    return {path: layer for path, layer in walk.layers.items() if isinstance(layer, tuple(WEIGHTS))}
 
 
-def why_not(layer: Any, config: Any) -> str:
+def why_not(layer: Any, config: Any, compute_dtype: str) -> str:
     """Why a layer cannot train for Keras's quantization; empty where it can."""
     if layer.quantization_mode is not None:
         return f"it is quantized to {layer.quantization_mode}"
@@ -144,11 +130,11 @@ def why_not(layer: Any, config: Any) -> str:
         return "Keras quantizes no equation with '...'"
     if not layer.built:
         return "it is not built: call the model once on a batch"
-    if config.mode == "int8" and layer.compute_dtype == "float16":
+    if config.mode == "int8" and compute_dtype == "float16":
         return "Keras has no int8 in float16: build the model under 'mixed_bfloat16' or 'float32'"
     return ""
 
 
 _TREATMENT = Treatment(lambda original, names: QuantizationAware, before_build=True, keeps_adaptation=True, order=-1)
-register_calls({QAT: convert})
+register_calls({QAT: plan_quantized})
 register_treatments({QAT: _TREATMENT})

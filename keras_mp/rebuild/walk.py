@@ -41,31 +41,58 @@ def has_no_call(model: keras.Layer) -> bool:
     return isinstance(model, keras.Model) and original_class(model).call is keras.Model.call
 
 
+class Walk:
+    """One walk over a model: what is in it, and where.
+
+    Changes in place leave its structure as it is, so that one walk serves all of them.
+
+    Attributes:
+        model: the model, or a layer.
+        every: the model and the layers below it, depth first and once.
+        layers: those below it, by path.
+        children: the layers directly inside each of them, by its id.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.every: list[Any] = [model]
+        self.layers: dict[str, Any] = {}
+        self.children: dict[int, list[Any]] = {}
+        self._visit(model, "")
+
+    def _visit(self, layer: Any, path: str) -> None:
+        self.children[id(layer)] = children_of(layer)
+        for child in self.children[id(layer)]:
+            if id(child) not in self.children:
+                self.every.append(child)
+                self.layers[path + child.name] = child
+                self._visit(child, f"{path}{child.name}/")
+
+    @property
+    def operations(self) -> list[Any]:
+        """Operations of the model's graphs, such as softmax."""
+        inside = [operation for layer in self.every for operation in getattr(layer, "operations", [])]
+        return [operation for operation in inside if not isinstance(operation, keras.layers.Layer)]
+
+    def below(self, layer: Any) -> Iterator[Any]:
+        """Yields layers below another, as often as they are reached."""
+        for child in self.children[id(layer)]:
+            yield child
+            yield from self.below(child)
+
+
 def layers_by_path(model: keras.Layer) -> dict[str, keras.Layer]:
     """Layers below a model, depth first and once, by path."""
-    layers: dict[str, keras.Layer] = {}
-    seen: set[int] = set()
-
-    def visit(layer: keras.Layer, path: str) -> None:
-        for child in children_of(layer):
-            if id(child) not in seen:
-                seen.add(id(child))
-                child_path = f"{path}/{child.name}" if path else child.name
-                layers[child_path] = child
-                visit(child, child_path)
-
-    visit(model, "")
-    return layers
+    return Walk(model).layers
 
 
 def operations_of(model: keras.Layer) -> list[keras.Operation]:
     """Operations of a model's graphs, such as softmax."""
-    operations = [operation for layer in with_self(model) for operation in getattr(layer, "operations", [])]
-    return [operation for operation in operations if not isinstance(operation, keras.layers.Layer)]
+    return Walk(model).operations
 
 
 def with_self(model: keras.Layer) -> list[keras.Layer]:
-    return [model, *layers_by_path(model).values()]
+    return Walk(model).every
 
 
 def compute_dtypes(model: keras.Layer) -> set[str]:
@@ -96,9 +123,7 @@ def calls_of(graph: Any) -> list[Any]:
 
 def layers_below(layer: keras.Layer) -> Iterator[keras.Layer]:
     """Yields layers below another, as often as they are reached."""
-    for child in children_of(layer):
-        yield child
-        yield from layers_below(child)
+    yield from Walk(layer).below(layer)
 
 
 def inputs_of(model: keras.Model) -> Any:

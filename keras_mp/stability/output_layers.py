@@ -10,7 +10,7 @@ import keras
 from keras_mp.backend.common.keras_patches import wrapped_methods
 from keras_mp.backend.common.keras_private import compute_output_spec
 from keras_mp.rebuild.notes import original_class
-from keras_mp.rebuild.walk import LOW_PRECISION, children_of, graph_of, has_no_call, map_shapes
+from keras_mp.rebuild.walk import LOW_PRECISION, Walk, graph_of, has_no_call, map_shapes
 
 # Layers whose softmax is a sublayer.
 ATTENTION_LAYERS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
@@ -45,7 +45,7 @@ def calls_steps(layer: keras.Operation) -> bool:
     return isinstance(layer, steps) and original_class(layer).call is steps.call
 
 
-def output_layers(model: keras.Model) -> dict[int, str]:
+def output_layers(walk: Walk) -> dict[int, str]:
     """Finds the layers that compute the model's outputs, by id.
 
     Each has a word for what it computes. Of a subclassed model its call is traced: a layer counts where the model
@@ -53,6 +53,7 @@ def output_layers(model: keras.Model) -> dict[int, str]:
     be traced. Those of its parts where it only trains models, as a GAN does its generator and its discriminator, and
     has no `call()`.
     """
+    model = walk.model
     reasons: dict[int, str] = {}
 
     def trace(tensor: Any) -> None:
@@ -74,19 +75,19 @@ def output_layers(model: keras.Model) -> dict[int, str]:
                 for source in operation._inbound_nodes[node_index].input_tensors:
                     trace(source)
 
-    for output in keras.tree.flatten(getattr(model, "outputs", None) or []):
-        trace(output)
-    if has_no_call(model):
-        for part in children_of(model):
-            reasons |= output_layers(part) if getattr(part, "outputs", None) else {}
-    elif not reasons and graph_of(model) is None:
-        return _returned_by_call(model)
+    trained_alone = has_no_call(model)
+    for part in walk.children[id(model)] if trained_alone else [model]:
+        for output in keras.tree.flatten(getattr(part, "outputs", None) or []):
+            trace(output)
+    if not reasons and not trained_alone and graph_of(model) is None:
+        return _returned_by_call(walk)
     return reasons or {id(model): "its output"}
 
 
-def _returned_by_call(model: keras.Model) -> dict[int, str]:
+def _returned_by_call(walk: Walk) -> dict[int, str]:
     """The same of a subclassed model."""
-    traced = trace_layers(model, _reached(model))
+    model = walk.model
+    traced = trace_layers(model, [layer for _, layer in reached(walk) if layer is not model])
     if traced is None:
         return {id(model): "its output"}
     reasons: dict[int, str] = {}
@@ -99,7 +100,7 @@ def _returned_by_call(model: keras.Model) -> dict[int, str]:
             computes = call.layer
             while calls_steps(computes):
                 computes = computes.layer
-            if place == 0 or not children_of(computes):  # a layer around that which made it computes nothing more
+            if place == 0 or not walk.children[id(computes)]:  # a layer around that which made it computes nothing more
                 reasons |= _computing(computes)
             if isinstance(computes, PASSING_ON) and call.inputs is not tensor:
                 tensors.append(call.inputs)
@@ -113,12 +114,21 @@ def _computing(layer: Any) -> dict[int, str]:
     return {id(one): "the model's output" for one in layers}
 
 
-def _reached(layer: keras.Operation) -> Iterator[keras.Layer]:
-    """The layers below another that `find` looks at."""
-    for child in children_of(layer):
-        yield child
-        if not isinstance(child, ATTENTION_LAYERS):
-            yield from _reached(child)
+def reached(walk: Walk) -> Iterator[tuple[str, Any]]:
+    """A model and its layers by path, without those inside attention.
+
+    Its softmax is a sublayer, which the treatment of the scores leaves unused.
+    """
+    seen: set[int] = set()
+
+    def visit(layer: Any, path: str) -> Iterator[tuple[str, Any]]:
+        if id(layer) not in seen:
+            seen.add(id(layer))
+            yield path, layer
+            for child in () if isinstance(layer, ATTENTION_LAYERS) else walk.children[id(layer)]:
+                yield from visit(child, f"{path}/{child.name}")
+
+    return visit(walk.model, walk.model.name)
 
 
 class TracedCall(NamedTuple):

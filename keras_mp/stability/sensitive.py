@@ -7,13 +7,13 @@ import math
 import re
 from collections.abc import Iterator
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
 from keras_mp.rebuild.merged import CALIBRATED
 from keras_mp.rebuild.notes import original_class, treatments_of
-from keras_mp.rebuild.walk import LOW_PRECISION, children_of, layers_below, operations_of, with_self
+from keras_mp.rebuild.walk import LOW_PRECISION, Walk
 from keras_mp.stability.accumulate import SumsInFloat32
 from keras_mp.stability.float32_layers import (
     ACTIVATION_ATTRIBUTES,
@@ -21,9 +21,10 @@ from keras_mp.stability.float32_layers import (
     Float32Regularizer,
     float32_activation,
 )
-from keras_mp.stability.output_layers import ATTENTION_LAYERS, NORMALIZATIONS, calls_steps, output_layers
+from keras_mp.stability.output_layers import ATTENTION_LAYERS, NORMALIZATIONS, calls_steps, output_layers, reached
 from keras_mp.stability.quantized_product import group_count, logits_stop_gradients
 from keras_mp.system.packages import LIBRARIES, package_of
+from keras_mp.treatment.change import Planned
 
 # Which of Keras's layers add up many numbers in the dtype of their inputs: a sum that 16 bits cannot hold.
 #
@@ -110,24 +111,7 @@ _SINES = {"sin", "cos"}
 _ONCE = ("__init__", "build")
 
 
-class SensitiveLayer(NamedTuple):
-    """A layer that needs float32, and lacks it.
-
-    Attributes:
-        path: the names that lead to it, joined with `/`.
-        layer: the live layer.
-        reason: the reasons, a sentence each.
-        treatments: the treatments that `stabilize` applies to it, by their names in `keras_mp.stability.stabilized`;
-            empty where it can do nothing.
-    """
-
-    path: str
-    layer: keras.Operation
-    reason: str
-    treatments: tuple[str, ...]
-
-
-def sensitive_layers(model: keras.Model) -> list[SensitiveLayer]:
+def sensitive_layers(model: keras.Model) -> list[Planned]:
     """Lists layers that compute in 16 bits but need float32.
 
     These are normalizations (Keras's, and custom layers whose class name ends in Norm or Normalization), softmax as a
@@ -145,44 +129,36 @@ def sensitive_layers(model: keras.Model) -> list[SensitiveLayer]:
         model: a built Keras model.
 
     Returns:
-        One entry a layer, in the model's order; empty for a float32 model without such a layer, and for what
+        A row for each layer, in the model's order; empty for a float32 model without such a layer, and for what
         `stabilize` returns.
     """
-    return [layer for layer in find(model) if layer.treatments]
+    return [row for row in find(Walk(model)) if row.treatments]
 
 
-def find(model: keras.Model) -> list[SensitiveLayer]:
+def find(walk: Walk) -> list[Planned]:
     """Lists sensitive layers, and what nothing can be done about."""
-    sensitive = list(_find(model, model.name, output_layers(model), set()))
-    for operation in operations_of(model):
-        dtype = keras.backend.standardize_dtype(keras.tree.flatten(operation.output)[0].dtype)
-        low = type(operation).__name__ in SENSITIVE_OPERATIONS and dtype in LOW_PRECISION
-        if low and "operation" not in treatments_of(operation):
-            reason = f"it exponentiates and sums in {dtype}"
-            sensitive.append(SensitiveLayer(f"{model.name}/{operation.name}", operation, reason, ("operation",)))
-    return sensitive
+    outputs = output_layers(walk) | {id(child): "the output of a router" for child in logits_of_routers(walk)}
+    needs = [(path, layer, _needs_with_steps(layer, walk, outputs)) for path, layer in reached(walk)]
+    needs += [(f"{walk.model.name}/{part.name}", part, _needs_as_operation(part)) for part in walk.operations]
+    rows = []
+    for path, part, lacking in needs:
+        has = treatments_of(part)
+        reasons = [(treatment, reason) for treatment, reason in lacking if treatment not in has]
+        if reasons:
+            treatments = dict.fromkeys(treatment for treatment, _ in reasons if treatment)
+            rows.append(Planned(path, part, treatments, "; ".join(reason for _, reason in reasons)))
+    return rows
 
 
-def _find(layer: keras.Operation, path: str, outputs: dict[int, str], seen: set[int]) -> Iterator[SensitiveLayer]:
-    if id(layer) in seen:
-        return
-    seen.add(id(layer))
-    needs = list(_needs_with_steps(layer, outputs))
-    if needs:
-        treatments = tuple(dict.fromkeys(treatment for treatment, _ in needs if treatment))
-        yield SensitiveLayer(path, layer, "; ".join(reason for _, reason in needs), treatments)
-    if isinstance(layer, ATTENTION_LAYERS):
-        return  # its softmax is a sublayer, which the treatment of the scores leaves unused
-    for child in children_of(layer):
-        chooses = {id(child): "the output of a router"} if makes_router_logits(layer, child) else {}
-        yield from _find(child, f"{path}/{child.name}", outputs | chooses, seen)
+def _needs_as_operation(operation: keras.Operation) -> Iterator[tuple[str, str]]:
+    dtype = keras.backend.standardize_dtype(keras.tree.flatten(operation.output)[0].dtype)
+    if type(operation).__name__ in SENSITIVE_OPERATIONS and dtype in LOW_PRECISION:
+        yield "operation", f"it exponentiates and sums in {dtype}"
 
 
-def routers(model: keras.Layer) -> list[keras.Layer]:
-    """Lists KerasHub's routers, and Dense layers that make their logits."""
-    layers = with_self(model)
-    logits = [child for layer in layers for child in children_of(layer) if makes_router_logits(layer, child)]
-    return [*(layer for layer in layers if is_router(layer)), *logits]
+def logits_of_routers(walk: Walk) -> list[Any]:
+    """Lists Dense layers that make the logits of KerasHub's routers."""
+    return [one for layer in walk.every for one in walk.children[id(layer)] if makes_router_logits(layer, one)]
 
 
 def is_router(layer: Any) -> bool:
@@ -200,12 +176,12 @@ def makes_router_logits(layer: Any, child: Any) -> bool:
     return of_experts and package_of(original_class(layer)) == "keras_hub"
 
 
-def _needs_with_steps(layer: keras.Operation, outputs: dict[int, str]) -> Iterator[tuple[str, str]]:
+def _needs_with_steps(layer: Any, walk: Walk, outputs: dict[int, str]) -> Iterator[tuple[str, str]]:
     """As `_needs`, and float32 for a layer that calls one in its own dtype that is float32, or needs it."""
-    yield from _needs(layer, outputs.get(id(layer)))
+    yield from _needs(layer, walk, outputs.get(id(layer)))
     low = layer.compute_dtype
     if calls_steps(layer) and low in LOW_PRECISION:
-        inside = {treatment for treatment, _ in _needs_with_steps(layer.layer, outputs)}
+        inside = {treatment for treatment, _ in _needs_with_steps(layer.layer, walk, outputs)}
         reason = f"it calls {layer.layer.name!r} in {low}, whatever the dtype of that layer"
         if inside & {"everywhere", "result"} or layer.layer.compute_dtype == "float32":
             yield "everywhere", reason
@@ -213,20 +189,19 @@ def _needs_with_steps(layer: keras.Operation, outputs: dict[int, str]) -> Iterat
             yield "float32", reason
 
 
-def _needs(layer: keras.Operation, output: str | None) -> Iterator[tuple[str, str]]:
+def _needs(layer: Any, walk: Walk, output: str | None) -> Iterator[tuple[str, str]]:
     """The treatments that a layer needs, each with its reason; an empty one where nothing can be done."""
-    yield from _needs_in_16_bits(layer, output)
-    if logits_stop_gradients(layer) and "input gradient" not in treatments_of(layer):
+    yield from _needs_in_16_bits(layer, walk, output)
+    if logits_stop_gradients(layer):
         yield "input gradient", f"its {layer.quantization_mode} logits pass no gradient to the layers before"
-    calibrated = getattr(layer, "quantization_mode", None) in CALIBRATED and not hasattr(layer, "_kernel")
-    if calibrated and "calibrated" not in treatments_of(layer):
+    if getattr(layer, "quantization_mode", None) in CALIBRATED and not hasattr(layer, "_kernel"):
         yield "calibrated", f"Keras gives it no LoRA, and rounds the numbers of its {layer.quantization_mode} groups"
 
 
-def _needs_in_16_bits(layer: keras.Operation, output: str | None) -> Iterator[tuple[str, str]]:
+def _needs_in_16_bits(layer: Any, walk: Walk, output: str | None) -> Iterator[tuple[str, str]]:
     # Keras's own code calls it for regularizers only.
-    if "add_loss" in names_in_own_code(layer) and "losses" not in treatments_of(layer):
-        dtypes = {part.compute_dtype for part in (layer, *layers_below(layer))}
+    if "add_loss" in names_in_own_code(layer):
+        dtypes = {part.compute_dtype for part in (layer, *walk.below(layer))}
         for low in sorted(dtypes & set(LOW_PRECISION)):
             yield "losses", f"its add_loss may add a loss in {low}, which does not add up with the model's in float32"
     low = layer.compute_dtype
@@ -236,10 +211,11 @@ def _needs_in_16_bits(layer: keras.Operation, output: str | None) -> Iterator[tu
         yield "regularizer", f"its activity regularizer adds up activations in {low}"
     if any(float32_activation(getattr(layer, name, None)) is not None for name in ACTIVATION_ATTRIBUTES):
         yield "activation", f"its softmax exponentiates and sums in {low}"
-    if isinstance(layer, ATTENTION_LAYERS) and "scores" not in treatments_of(layer):
+    if isinstance(layer, ATTENTION_LAYERS):
         yield "scores", f"it sums attention scores and takes their softmax in {low}"
+    inner = walk.children[id(layer)]
     if output is not None:
-        treatment = _output_treatment(layer)
+        treatment = _output_treatment(layer, inner)
         if treatment:
             yield treatment, f"it computes {output} and rounds it to {low}"
         else:
@@ -251,13 +227,13 @@ def _needs_in_16_bits(layer: keras.Operation, output: str | None) -> Iterator[tu
         yield "float32", f"it sums attention scores and takes their softmax in {low}"
     elif is_router(layer):
         yield "float32", f"it chooses experts in {low}"
-    elif _is_normalization(layer):
+    elif isinstance(layer, NORMALIZATIONS) or (re.search(r"Norm(alization)?$", type(layer).__name__) and not inner):
         yield "float32", f"it sums squares over many values in {low}"
     elif long_sum := long_sum_of(layer):
         yield "float32", f"it adds up {long_sum} in {low}"
-    elif (sines := _methods_with_sines(layer)) and _computes_angles(layer, sines):
+    elif (sines := _methods_with_sines(layer)) and not inner and _computes_angles(sines):
         yield "float32", f"it takes the sine or cosine of angles that it computes in {low}"
-    elif sines and _rounds_arguments(layer) and "arguments" not in treatments_of(layer):
+    elif sines and _rounds_arguments(layer):
         yield "arguments", f"it takes the sine or cosine of arguments that Keras first rounds to {low}"
     elif _rounds_groups(layer):
         yield "groups", f"it rounds the numbers of its {group_count(layer)} groups of int4 weights to {low}"
@@ -271,12 +247,12 @@ def _methods_with_sines(layer: keras.Operation) -> list[CodeType]:
     return [code for code in _own_code(layer) if code.co_name not in _ONCE and names_in(code) & _SINES]
 
 
-def _computes_angles(layer: keras.Operation, sines: list[CodeType]) -> bool:
-    """Whether a layer that takes sines names no wider dtype for the angles; of one with layers inside not known.
+def _computes_angles(sines: list[CodeType]) -> bool:
+    """Whether code that takes sines names no wider dtype for the angles.
 
-    What such a layer computes beside the angles would be in float32, too.
+    Of a layer with others inside it is not asked: what it computes beside the angles would be in float32, too.
     """
-    return not children_of(layer) and any(not _constants(code) & {"float32", "float64"} for code in sines)
+    return any(not _constants(code) & {"float32", "float64"} for code in sines)
 
 
 def _rounds_arguments(layer: Any) -> bool:
@@ -309,22 +285,16 @@ def names_in(code: CodeType) -> set[str]:
 
 def _rounds_groups(layer: keras.Operation) -> bool:
     """Whether Keras reads the numbers of a layer's groups, kept in float32, in a dtype that is too coarse for them."""
-    casts = layer.autocast and layer.compute_dtype != layer.variable_dtype and "groups" not in treatments_of(layer)
+    casts = layer.autocast and layer.compute_dtype != layer.variable_dtype
     return casts and group_count(layer) > WHOLE_NUMBERS[layer.compute_dtype]
 
 
-def _is_normalization(layer: keras.Operation) -> bool:
-    if isinstance(layer, NORMALIZATIONS):
-        return True
-    return bool(re.search(r"Norm(alization)?$", type(layer).__name__)) and not children_of(layer)
-
-
-def _output_treatment(layer: keras.Operation) -> str:
+def _output_treatment(layer: Any, inner: list[Any]) -> str:
     known = isinstance(layer, tuple(RESULT_MIXINS)) and _computes_plainly(layer)
     equation = getattr(layer, "equation", "")
     if known and "..." not in equation and not (equation and sums_one_operand(equation)):
         return "result"
-    return "" if children_of(layer) else "everywhere"
+    return "" if inner else "everywhere"
 
 
 def _computes_plainly(layer: keras.Operation) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -35,8 +34,8 @@ from keras_mp.stability.float32_layers import (
     plain_activation,
 )
 from keras_mp.stability.quantized_product import ExactGroups, StraightThroughLogits, TakesLora
-from keras_mp.stability.sensitive import SensitiveLayer, find
-from keras_mp.treatment.change import change
+from keras_mp.stability.sensitive import find
+from keras_mp.treatment.change import ChangePlan, Planned
 from keras_mp.treatment.treated import Treatment, register_treatments, treat
 from keras_mp.treatment.waiting import register_calls, waits
 
@@ -94,17 +93,20 @@ def stabilize(model: keras.Model) -> keras.Model:
         ['bfloat16', 'bfloat16']
     """
     if not waits(model, "stabilize"):
-        change_sensitive(model, find(model))
+        plan_float32(plan := ChangePlan(model))
+        plan.apply()
     return model
 
 
-def change_sensitive(model: keras.Model, sensitive: Sequence[SensitiveLayer]) -> None:
-    """Does to a built model what `stabilize` does."""
-    wanted = [(entry.layer, dict.fromkeys(entry.treatments)) for entry in sensitive if entry.treatments]
-    change(model, [*wanted, *((part, {ATTENTION: None}) for part in attending(model))])
-    missed = [f"{entry.path!r}: {entry.reason}" for entry in sensitive if not entry.treatments]
+def plan_float32(plan: ChangePlan) -> list[Planned]:
+    """Plans what `stabilize` does; returns the rows of what needs float32."""
+    sensitive = find(plan)
+    plan.rows += [*sensitive, *(Planned("", part, {ATTENTION: None}) for part in attending(plan))]
+    missed = [f"{row.path!r}: {row.reason}" for row in sensitive if not row.treatments]
     if missed:
-        warnings.warn(f"stabilize({model.name!r}) could not change some layers: {'; '.join(missed)}", stacklevel=3)
+        words = f"stabilize({plan.model.name!r}) could not change some layers: {'; '.join(missed)}"
+        warnings.warn(words, stacklevel=3)
+    return sensitive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,13 +221,13 @@ def result_mixin(original: type, names: Any) -> type | None:
 
 _TREATMENTS = {
     # Inputs, weights and sums in float32, the result in the layer's precision.
-    "float32": Treatment(_inside, _to_float32, _as_before),
+    "float32": Treatment(_inside, _to_float32, _as_before, wide=True),
     # Arguments that are float32 as they are, weights and the result in the layer's precision.
     "arguments": Treatment(lambda original, names: UnroundedArguments, _to_unrounded_arguments, _as_before),
     # The result in float32, too.
-    "everywhere": Treatment(apply=_policy_float32, undo=_as_before),
+    "everywhere": Treatment(apply=_policy_float32, undo=_as_before, wide=True),
     # Products of 16-bit operands, everything after them in float32.
-    "result": Treatment(result_mixin, _to_float32_result, _as_before),
+    "result": Treatment(result_mixin, _to_float32_result, _as_before, wide=True),
     # Attention's scores in float32.
     "scores": Treatment(lambda original, names: _by_base(SCORES_MIXINS, original)),
     "activation": Treatment(apply=_activation_in_float32, undo=_activation_as_before),

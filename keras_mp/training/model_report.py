@@ -20,7 +20,7 @@ from keras_mp.qat.quantization_aware import decisions as quantization_decisions
 from keras_mp.qat.quantization_aware import mode_of
 from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.quantized_banks import quantized_banks
-from keras_mp.rebuild.walk import check_is_model, layers_by_path, operations_of
+from keras_mp.rebuild.walk import Walk, check_is_model
 from keras_mp.reporting import remedies
 from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.report import Report
@@ -29,7 +29,7 @@ from keras_mp.reporting.text import listed, pattern_of, without_numbers
 from keras_mp.stability.attention import ATTENTION, attended_by
 from keras_mp.stability.sensitive import find
 from keras_mp.stability.stabilized import STABILIZED
-from keras_mp.treatment.change import check_built
+from keras_mp.treatment.change import Planned, check_built
 from keras_mp.treatment.waiting import waiting
 
 _COLUMNS = ("layer", "change", "part", "done", "gain", "reason")
@@ -211,16 +211,14 @@ def report(
     if calls := tuple(waiting(model)):
         return ModelReport(model.name, (), "", scalings.title, "", "", waiting=calls)
     check_built(model)
+    walk = Walk(model)
     products = [] if quantized else decisions(model, None, target, batch_size, scalings)
     formats = dict.fromkeys(one.layer.scaling.title for one in products if isinstance(one.layer, Float8Layer))
     parts = [
-        *_stable(model),
+        *(_part("stabilize", row) for row in _stable(walk)),
         *map(_product, products),
-        *(
-            Part(row.path, "convert", type(row.layer).__name__, row.done, row.pays, row.reason)
-            for row in (quantization_decisions(model, scaling) if quantized else ())
-        ),
-        *(Part(row.path, "make_lean", row.kind, row.lean, not row.reason, row.reason) for row in lean_parts(model)),
+        *(_part("convert", row) for row in (quantization_decisions(walk, scaling) if quantized else ())),
+        *(_part("make_lean", row) for row in lean_parts(walk)),
     ]
     options = {
         "scaling": scaling
@@ -230,10 +228,10 @@ def report(
     }
     given = "".join(f", {name}={value}" for name, value in options.items() if value is not None)
     convert = f"model = keras_mp.convert(model{given})"
-    attends = tuple(attended_by(model).items())
+    attends = tuple(attended_by(walk).items())
     said = _prediction(target, batch_size, scalings)
     title = f"training for {mode_of(scaling).mode}" if quantized else scalings.title
-    banks = [bank for layer in layers_by_path(model).values() for bank in quantized_banks(layer).values()]
+    banks = [bank for layer in walk.every for bank in quantized_banks(layer).values()]
     integers = dict(Counter("int4" if bank.is_int4 else "int8" for bank in banks))
     return ModelReport(model.name, tuple(parts), " and ".join(formats), title, said, convert, attends, integers)
 
@@ -243,16 +241,18 @@ def _call(config: Any) -> str:
     return f"keras.quantizers.{type(config).__name__}({size})"
 
 
-def _stable(model: keras.Model) -> Iterator[Part]:
-    for sensitive in find(model):
-        kind = type(sensitive.layer).__name__
-        path = sensitive.path.removeprefix(f"{model.name}/")
-        yield Part(path, "stabilize", kind, False, bool(sensitive.treatments), sensitive.reason)
-    layers = layers_by_path(model)
-    operations = {operation.name: operation for operation in operations_of(model)}
-    for path, layer in (layers | operations).items():
+def _stable(walk: Walk) -> Iterator[Planned]:
+    for row in find(walk):
+        yield row._replace(path=row.path.removeprefix(f"{walk.model.name}/"))
+    operations = {operation.name: operation for operation in walk.operations}
+    for path, layer in (walk.layers | operations).items():
         if any(name in STABILIZED and name != ATTENTION for name in treatments_of(layer)):
-            yield Part(path, "stabilize", type(layer).__name__, True, False, "")
+            yield Planned(path, layer, {}, done=True)
+
+
+def _part(change: str, row: Planned) -> Part:
+    kind = row.kind or type(row.layer).__name__
+    return Part(row.path, change, kind, row.done, bool(row.treatments), row.reason)
 
 
 def _product(decision: Decision) -> Part:

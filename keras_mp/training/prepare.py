@@ -12,10 +12,10 @@ from typing import Any
 import keras
 
 from keras_mp import backend
-from keras_mp.fp8.convert import convert
+from keras_mp.fp8.convert import plan_products
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.scaling import Scaling, Scalings
-from keras_mp.lean import frozen
+from keras_mp.lean.frozen import plan_frozen
 from keras_mp.lean.training_step import STEP_ON_A_CPU
 from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
@@ -27,13 +27,11 @@ from keras_mp.precision.hardware import Support, choose_jit
 from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.optimizers import compile_arguments as arguments_of
 from keras_mp.rebuild.optimizers import held_optimizers, unwrapped, without_default
-from keras_mp.rebuild.walk import LOW_PRECISION, check_is_model, compute_dtypes, layers_by_path
-from keras_mp.reporting.text import listed
+from keras_mp.rebuild.walk import LOW_PRECISION, Walk, check_is_model
 from keras_mp.stability.attention import attended_by
-from keras_mp.stability.sensitive import find
-from keras_mp.stability.stabilized import change_sensitive
+from keras_mp.stability.stabilized import plan_float32
 from keras_mp.system.argument_checks import takes
-from keras_mp.treatment.change import change, settled
+from keras_mp.treatment.change import ChangePlan, Planned
 from keras_mp.treatment.waiting import forget, register_calls, waits
 
 updates = backend.engine_of("keras_mp.optimizer")
@@ -181,17 +179,17 @@ def _prepare(
     **settings: Any,
 ) -> keras.Model:
     """Prepares a built model, and compiles it where there are arguments of `compile`."""
-    sensitive = find(model)
-    told = _told_before(model, [entry.layer for entry in sensitive if entry.treatments]) if verbose else {}
-    with settled(model):
-        change_sensitive(model, sensitive)
-        if convert_arguments is not None:
-            convert(model, **convert_arguments)
-        if narrow_frozen:
-            frozen.narrow_frozen(model)
-        change(model, [(model, {STEP_ON_A_CPU: None})])
-        if arguments is None and "float16" in compute_dtypes(model):
-            change(model, [(model, {ATOMIC: None})])
+    plan = ChangePlan(model)
+    sensitive = plan_float32(plan)
+    if convert_arguments is not None:
+        plan_products(plan, **convert_arguments)
+    if narrow_frozen:
+        plan_frozen(plan, [row for row in sensitive if not row.treatments])
+    scales = any(plan.compute_dtype(layer) == "float16" for layer in plan.every)
+    step = {STEP_ON_A_CPU: None, ATOMIC: None} if arguments is None and scales else {STEP_ON_A_CPU: None}
+    plan.rows.append(Planned("", model, step))
+    told = _told_before(plan, [row.layer for row in sensitive if row.treatments]) if verbose else {}
+    plan.apply()
     if arguments is None:  # a clone, say, which is compiled later
         return model
     used = {
@@ -199,8 +197,7 @@ def _prepare(
         for held in keras.tree.flatten(dict(arguments))
         if isinstance(held, keras.optimizers.Optimizer)
     }
-    layers = layers_by_path(model)
-    jit = _jit(layers, arguments)
+    jit = _jit(plan.layers, arguments)
     # Not "auto", by which Keras never jits on a CPU. Whether the layers support it, `_jit` has seen.
     jitted = {"jit_compile": jit.ok} if takes(model.compile, "jit_compile") else {}
     wrapped = keras.tree.map_structure(lambda value: used.get(id(value), value), dict(arguments))
@@ -208,13 +205,13 @@ def _prepare(
     if not jitted:
         model.jit_compile = jit.ok
     optimizers = held_optimizers(model)
-    if "float16" in compute_dtypes(model):
+    if scales:
         _check_scaled(model, without_default(optimizers))
     if any(isinstance(held, LossScaleOptimizer) for held in optimizers.values()):
         atomic_skip(model)
     if verbose:
         below = " " * _LABEL
-        for label, words in (told | _told_after(model, layers, jit)).items():
+        for label, words in (told | _told_after(plan, jit)).items():
             print(textwrap.fill(f"{label:<{_LABEL}}{words}", _WIDTH, subsequent_indent=below))
     return model
 
@@ -304,26 +301,26 @@ def _fp8_layers(layers: Mapping[str, keras.Layer]) -> list[keras.Layer]:
     return [layer for layer in layers.values() if isinstance(layer, Float8Layer)]
 
 
-def _told_before(model: keras.Model, needed: Sequence[keras.layers.Layer]) -> dict[str, str]:
+def _told_before(plan: ChangePlan, needed: Sequence[keras.layers.Layer]) -> dict[str, str]:
     """What is said of a model as it was built, before `prepare` changes it, by the label of the line.
 
     Args:
         needed: the layers that `prepare` lets compute in float32.
     """
-    dtypes = {layer.compute_dtype for layer in layers_by_path(model).values()}
+    dtypes = {layer.compute_dtype for layer in plan.layers.values()}
     low = " and ".join(sorted(dtypes & set(LOW_PRECISION)))
     if not low:
         policy = keras.config.dtype_policy().name
         why = " (its layers' policy)" if policy == "float32" else f": it was built before the policy {policy}"
         return {"precision": f"computes in float32{why}", "float32": "everything"}
-    weights = "bfloat16" if any(map(is_narrow, model.trainable_variables)) else "float32"
+    weights = "bfloat16" if any(map(is_narrow, plan.model.trainable_variables)) else "float32"
     told = {"precision": f"computes in {low}, trains {weights} weights (its layers' policy)"}
     if needed:
         return told | {"float32": f"{_named(needed)}: there {low} is too imprecise"}
     return told | {"float32": f"no {'other ' * ('float32' in dtypes)}layer needs it"}
 
 
-def _told_after(prepared: keras.Model, by_path: Mapping[str, keras.Layer], jit: Support) -> dict[str, str]:
+def _told_after(walk: Walk, jit: Support) -> dict[str, str]:
     """What is said of the model that `prepare` returns, compiled, by the label of the line.
 
     They are three lines, and one more each on a TPU where layers attend, where weights are quantized, and where some
@@ -332,20 +329,20 @@ def _told_after(prepared: keras.Model, by_path: Mapping[str, keras.Layer], jit: 
     Args:
         jit: whether to jit, and why.
     """
+    prepared, layers = walk.model, walk.layers.values()
     told: dict[str, str] = {}
     by: dict[str, list[str]] = {}
-    for name, words in attended_by(prepared).items():
+    for name, words in attended_by(walk).items():
         by.setdefault(words, []).append(name)
     if by:
         told["attention"] = "; ".join(f"{words} ({_layers(len(names))})" for words, names in by.items())
-    in_fp8 = _fp8_layers(by_path)
+    in_fp8 = _fp8_layers(walk.layers)
     told["fp8"] = f"products of {_named(in_fp8)}" if in_fp8 else "not used"
     told["optimizer"] = _optimizer(prepared)
     if jit.ok and not prepared.jit_compile:
         told["jit"] = "off: Keras says that this model does not support it"
     else:
         told["jit"] = f"{'on' if prepared.jit_compile else 'off'}: {jit.reason.partition(': ')[2].rstrip('.')}"
-    layers = by_path.values()
     modes = Counter(layer.quantization_mode for layer in layers if layer.quantization_mode not in (None, "float8"))
     if modes:
         stored = " and ".join(f"{_layers(count)} in {mode}" for mode, count in sorted(modes.items()))
@@ -360,11 +357,12 @@ def _told_after(prepared: keras.Model, by_path: Mapping[str, keras.Layer], jit: 
 
 def _named(layers: Sequence[keras.layers.Layer]) -> str:
     """The names of layers, or where they are too long for a line, how many of each kind there are."""
-    names = [layer.name for layer in layers]
-    if len(", ".join(names)) < _WIDTH // 2:
-        return listed(names, _WIDTH, "layers")
+    *first, last = [layer.name for layer in layers]
+    names = f"{', '.join(first)} and {last}" if first else last
+    if len(names) < _WIDTH // 2 + 3:
+        return names
     kinds = Counter(original_class(layer).__name__ for layer in layers)
-    return f"{_layers(len(names))} ({', '.join(f'{count} {kind}' for kind, count in kinds.most_common())})"
+    return f"{_layers(len(layers))} ({', '.join(f'{count} {kind}' for kind, count in kinds.most_common())})"
 
 
 def _number(weights: Iterable[keras.Variable]) -> str:

@@ -1,12 +1,11 @@
-"""Parts of a model changed in place, and what the model then needs: dtypes of its graphs, steps, optimizers."""
+"""A plan of changes, made in place, and what the model then needs: dtypes of its graphs, steps, optimizers."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -15,17 +14,59 @@ from keras_mp.rebuild.notes import Notes, notes_of, original_class, treatments_o
 from keras_mp.rebuild.optimizers import carry_slots, fresh_optimizer, move_exclusions, optimizers_of, unwrapped
 from keras_mp.rebuild.walk import (
     LOW_PRECISION,
+    Walk,
     calls_of,
     check_is_model,
     graph_of,
     is_built,
-    operations_of,
-    with_self,
 )
-from keras_mp.treatment.treated import INSIDE, new_to, parts_of, treat, untreat
+from keras_mp.treatment.treated import INSIDE, computes_wide, new_to, parts_of, treat, untreat
 
 # A layer or operation, and its treatments with their options.
 Wanted = tuple[Any, Mapping[str, Any]]
+
+
+class Planned(NamedTuple):
+    """What a change does to a part of a model, and why.
+
+    Attributes:
+        path: the names that lead to the part, joined with `/`.
+        layer: the live layer or operation.
+        treatments: the options of each treatment, by its name; empty where there is nothing to do, or it cannot be.
+        reason: the reason for the change or against it; empty where there is nothing to say.
+        kind: the kind of part; empty where its class says it.
+        done: whether the part is changed by now.
+    """
+
+    path: str
+    layer: Any
+    treatments: Mapping[str, Any]
+    reason: str = ""
+    kind: str = ""
+    done: bool = False
+
+
+class ChangePlan(Walk):
+    """One walk over a model, and all that is to be changed in it.
+
+    Each change adds its rows, and sees by those before it what a layer will be; then all are applied in turn.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.rows: list[Planned] = []
+
+    def treatments(self, layer: Any) -> set[str]:
+        """Names of the treatments that a layer has, or will have."""
+        return {*treatments_of(layer), *(name for row in self.rows if row.layer is layer for name in row.treatments)}
+
+    def compute_dtype(self, layer: Any) -> str:
+        """Dtype that a layer will compute in."""
+        return "float32" if computes_wide(self.treatments(layer)) else layer.compute_dtype
+
+    def apply(self) -> None:
+        """Treats the model and its parts, in place."""
+        change(self.model, [(row.layer, row.treatments) for row in self.rows])
 
 
 def check_built(model: keras.Model) -> None:
@@ -43,10 +84,6 @@ def check_built(model: keras.Model) -> None:
         )
 
 
-# The model that is being changed, and the ids of its parts that have changed.
-_changing: ContextVar[tuple[keras.Model, set[int]] | None] = ContextVar("changing", default=None)
-
-
 @contextmanager
 def settled(model: keras.Model) -> Iterator[set[int]]:
     """Settles all changes of a model once, at its end.
@@ -57,21 +94,16 @@ def settled(model: keras.Model) -> Iterator[set[int]]:
     Yields:
         The ids of the parts that have changed, for more to be added.
     """
-    outer = _changing.get()
-    if outer is not None and outer[0] is model:
-        yield outer[1]
-        return
     before = _variables(model)
     changed: set[int] = set()
-    token = _changing.set((model, changed))
     try:
         yield changed
     finally:
-        _changing.reset(token)
         if changed:
+            walk = Walk(model)
             note_inside(model)
-            infer_again(model, changed)
-            models = [layer for layer in with_self(model) if isinstance(layer, keras.Model)]
+            infer_again(walk, changed)
+            models = [layer for layer in walk.every if isinstance(layer, keras.Model)]
             for layer in models:
                 # Kept, they would go on as they were traced.
                 layer.train_function = layer.test_function = layer.predict_function = None
@@ -102,7 +134,8 @@ def undo(model: keras.Model, names: Collection[str], also: Iterable[tuple[Any, C
         also: pairs of a layer that changes in another way, and of the function that changes it.
     """
     with settled(model) as changed:
-        treated = [part for part in [*with_self(model), *operations_of(model)] if treatments_of(part).keys() & names]
+        walk = Walk(model)
+        treated = [part for part in [*walk.every, *walk.operations] if treatments_of(part).keys() & names]
         for part in treated:
             untreat(part, names)
         for part, make in also:
@@ -145,17 +178,17 @@ def shows_its_parts(layer: Any) -> bool:
     return issubclass(cls, Functional) and functional_like_constructor(cls) and cls.get_config is Functional.get_config
 
 
-def infer_again(model: keras.Layer, changed: set[int]) -> None:
+def infer_again(walk: Walk, changed: set[int]) -> None:
     """Gives the tensors of functional graphs the dtypes of now.
 
     Args:
-        model: the layer or model that holds the graphs, at any depth.
+        walk: the walk over the model that holds the graphs, at any depth.
         changed: ids of the layers and operations that may return another dtype.
     """
-    layers = with_self(model)
-    graphs = {id(graph): graph for layer in reversed(layers) if (graph := graph_of(layer)) is not None}
-    owners = {id(graph_of(layer)): layer for layer in layers if graph_of(layer) is not None}
-    holding = _holding(layers, changed)
+    held = {id(layer): graph for layer in walk.every if (graph := graph_of(layer)) is not None}
+    graphs = {id(graph): graph for graph in reversed(held.values())}
+    owners = {id(graph): key for key, graph in held.items()}
+    holding = _holding(walk.every, held, changed)
     again = True
     while again:  # an input that becomes wider in an inner graph makes others so
         again = False
@@ -164,14 +197,14 @@ def infer_again(model: keras.Layer, changed: set[int]) -> None:
             for node in calls_of(graph):
                 if id(node.operation) not in holding and not moved & {id(x) for x in node.input_tensors}:
                     continue
-                again |= _fit_inputs(node, moved, changed)
+                again |= _fit_inputs(node, held.get(id(node.operation)), moved, changed)
                 for old, new in zip(node.output_tensors, _called_again(node), strict=True):
                     if old.dtype != new.dtype:
                         # Private, as a tensor has no public way to say that it is another than when it was made.
                         old._dtype = new.dtype
                         moved.add(id(old))
             if moved:
-                holding |= {key, id(owners[key])}
+                holding |= {key, owners[key]}
 
 
 def _called_again(node: Any) -> list[Any]:
@@ -186,24 +219,24 @@ def _called_again(node: Any) -> list[Any]:
     return keras.tree.flatten(outputs)
 
 
-def _holding(layers: list[Any], changed: set[int]) -> set[int]:
+def _holding(layers: list[Any], graphs: Mapping[int, Any], changed: set[int]) -> set[int]:
     """The ids of what changed and of all layers that hold some of it."""
     holding = set(changed)
     for layer in reversed(layers):
         if any(id(part) in holding for _, part in parts_of(layer)):
-            holding |= {id(layer), id(graph_of(layer))}
+            holding |= {id(layer), id(graphs.get(id(layer)))}
     return holding
 
 
-def _fit_inputs(node: Any, moved: set[int], changed: set[int]) -> bool:
+def _fit_inputs(node: Any, graph: Any, moved: set[int], changed: set[int]) -> bool:
     """Lets a model that is called on a tensor that became float32 take it so, where its input has 16 bits; or back.
 
     Args:
         node: the call of the model.
+        graph: the graph of the model; None of another operation.
         moved: ids of the tensors around it whose dtype is another now. One that was float32 before is cast by Keras.
         changed: ids of layers, operations and inputs that may return another dtype; the inner inputs are added.
     """
-    graph = graph_of(node.operation) if isinstance(node.operation, keras.layers.Layer) else None
     if graph is None or len(graph.inputs) != len(node.input_tensors):
         return False
     fitted = False

@@ -64,6 +64,7 @@ class Treatment:
         before_quantize: a function that is called with the live layer before Keras quantizes it.
         before_build: whether a layer that is loaded is built only after it has the mixin.
         keeps_adaptation: whether a file says how the layer is quantized, and of its LoRA, where no config does.
+        wide: whether a layer computes in float32 with it.
         order: a number that says where its mixin stands: the mixin of a smaller number comes first.
         write: a function that makes JSON of its options.
         read: a function that makes options of JSON.
@@ -77,6 +78,7 @@ class Treatment:
     before_quantize: Callable[[Any], None] = _nothing
     before_build: bool = False
     keeps_adaptation: bool = False
+    wide: bool = False
     order: int = 0
     write: Callable[[Any], Any] = _as_it_is
     read: Callable[[Any], Any] = _as_it_is
@@ -301,6 +303,11 @@ def _not_shown(layer: Any, shown: Collection[int]) -> Iterator[tuple[Place, dict
 
     yield from visit(layer, ())
     yield from ((place, *entry) for place, entry in existing_notes(layer).waiting.items())
+
+
+def computes_wide(names: Collection[str]) -> bool:
+    """Whether a layer with these treatments computes in float32."""
+    return any(_treatment(name).wide for name in names)
 
 
 def new_to(layer: Any, treatments: Mapping[str, Any]) -> dict[str, Any]:

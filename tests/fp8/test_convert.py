@@ -15,7 +15,7 @@ from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.selection import decide, end_layers
 from keras_mp.layers import Float8Dense
 from keras_mp.rebuild.notes import treatments_of
-from keras_mp.rebuild.walk import layers_by_path
+from keras_mp.rebuild.walk import Walk, layers_by_path
 
 # Layers that a custom layer creates take the policy from here, as ever in Keras, also when a file is loaded.
 pytestmark = pytest.mark.usefixtures("mixed_bfloat16")
@@ -108,14 +108,14 @@ def test_the_default_converts_what_gains():
     printed = " ".join(str(keras_mp.report(fp8)).split())
     assert not after["first"].float8 and "In few bits: wide and long" in printed
     assert f"2 of {len(rows)} products are in FP8" in printed
-    too_small = {each.path: each.reason for each in decide(keras.Sequential([keras.Input((64,)), model]))}
+    too_small = {each.path: each.reason for each in decide(Walk(keras.Sequential([keras.Input((64,)), model])))}
     assert set(too_small) >= {f"{model.name}/wide"}
 
 
 def test_small_products_do_not_gain():
     products = [dense(size, use_bias=False) for size in (1024, 4096, 1040, 4096, 1024, 5120, 16)]
     model = keras.Sequential([keras.Input((16,)), *products, layers.Dense(16)])
-    small = [each.path for each in decide(model) if "is too small" in each.reason]
+    small = [each.path for each in decide(Walk(model)) if "is too small" in each.reason]
     # 1024 x 4096 and 4096 x 1024 are too small; 4096 x 1040, 1040 x 4096, 1024 x 5120 and 5120 x 16 are not.
     assert small == [products[1].name, products[4].name]
 
@@ -144,7 +144,7 @@ def test_what_cannot_be_converted_is_left_and_explained():
 def test_a_quantized_layer_is_left():
     model = keras.Sequential([keras.Input((16,)), layers.Dense(16), layers.Dense(16)])
     model.layers[0].quantize("int8")
-    assert "quantized to int8" in decide(model, everything)[0].reason
+    assert "quantized to int8" in decide(Walk(model), everything)[0].reason
 
 
 def test_first_and_last_layers_of_nested_models():
@@ -153,7 +153,7 @@ def test_first_and_last_layers_of_nested_models():
     x = inner(layers.Flatten()(inputs))
     y = layers.Dense(8, name="c")(x)
     model = keras.Model(inputs, [layers.Activation("relu")(layers.Dense(8, name="d")(y)), y])
-    names = {layer.name: why for layer in products(model) if (why := end_layers(model).get(id(layer)))}
+    names = {layer.name: why for layer in products(model) if (why := end_layers(Walk(model)).get(id(layer)))}
     assert names == {
         "a": "it is the model's first layer",
         "c": "it computes the model's output",
@@ -161,7 +161,7 @@ def test_first_and_last_layers_of_nested_models():
     }
     subclassed, _ = zoo.build("subclassed", "float32")
     first, *_, last = products(subclassed)
-    assert set(end_layers(subclassed)) == {id(first), id(last)}
+    assert set(end_layers(Walk(subclassed))) == {id(first), id(last)}
 
 
 def test_converting_again_changes_what_select_chooses_and_a_recipe_is_given_for():

@@ -7,6 +7,7 @@ import pytest
 from replicas import REPLICAS, scope
 
 import keras_mp
+from keras_mp.rebuild.walk import Walk
 
 pytestmark = [pytest.mark.slow, pytest.mark.rare]
 
@@ -19,7 +20,7 @@ def trained(recompute, weights, x, y):
             model.set_weights(weights)
         if recompute:
             model = keras_mp.lean.make_lean(model, remat=True)
-            assert sum(row.kind == "block" for row in keras_mp.lean.lean_model.lean_parts(model)) == 2
+            assert sum(row.kind == "block" for row in keras_mp.lean.lean_model.lean_parts(Walk(model))) == 2
         start = model.get_weights()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(0.5), loss, jit_compile=keras.backend.backend() == "jax")

@@ -14,6 +14,7 @@ from keras_mp.conversion.to_float32 import merged_float32
 from keras_mp.lean import expert_blocks
 from keras_mp.lean.lean_model import lean_parts
 from keras_mp.rebuild.quantized_banks import quantized_banks
+from keras_mp.rebuild.walk import Walk
 
 pytest.importorskip("keras_hub")
 import causal_models
@@ -162,7 +163,7 @@ def test_is_the_familys_own_code_in_float64(family, dtype, kind, float64):
         plain = total(model_of(family, "float64"), mask)
         _, *wanted = value_and_gradients(plain, [x, upstream, *weights], "jit" if JAX else "eager")
     model = keras_mp.lean.make_lean(model_of(family, dtype))
-    assert [row.lean for row in lean_parts(model) if row.kind == "experts"] == [True]
+    assert [row.done for row in lean_parts(Walk(model)) if row.kind == "experts"] == [True]
     arrays = [ops.cast(x, compute), *(array.astype("float32") for array in (upstream, *weights))]
     _, *got = value_and_gradients(total(model, mask), arrays, jit)
     for number, (one, right) in enumerate(zip(got, wanted, strict=True)):
@@ -196,7 +197,7 @@ def task(name, **changes):
 
 
 def experts_of(model):
-    return [row for row in lean_parts(model) if row.kind == "experts"]
+    return [row for row in lean_parts(Walk(model)) if row.kind == "experts"]
 
 
 def test_all_experts_compute_where_a_step_is_divided_over_devices(monkeypatch):
@@ -207,7 +208,7 @@ def test_all_experts_compute_where_a_step_is_divided_over_devices(monkeypatch):
 
 def test_own_code_stays_where_the_choice_saves_nothing():
     model = keras_mp.lean.make_lean(task("Qwen3Moe", num_experts=5))
-    assert [(row.lean, row.reason.partition(",")[0]) for row in experts_of(model)] == [
+    assert [(row.done, row.reason.partition(",")[0]) for row in experts_of(model)] == [
         (False, "a token chooses 2 of its 5 experts")
     ]
 

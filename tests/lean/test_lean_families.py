@@ -16,6 +16,7 @@ from twins import twin
 
 import keras_mp
 from keras_mp.lean.lean_model import lean_parts
+from keras_mp.rebuild.walk import Walk
 
 pytestmark = pytest.mark.usefixtures("float32_policy")
 _SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32}
@@ -92,7 +93,7 @@ def recomputing(model, remat=True):
 
 
 def blocks(model):
-    return [row.path for row in lean_parts(model) if row.kind == "block"]
+    return [row.path for row in lean_parts(Walk(model)) if row.kind == "block"]
 
 
 def paths(model):

@@ -8,6 +8,7 @@ from twins import twin
 
 import keras_mp
 from keras_mp.lean.lean_model import lean_parts
+from keras_mp.rebuild.walk import Walk
 
 JAX = keras.backend.backend() == "jax"
 BATCH, ROWS, COLUMNS = 5, 24, 9
@@ -70,7 +71,7 @@ def test_trains_as_the_plain_layer(kind, policy):
     layer = model_of(kind, policy).layers[-1]
     plain = keras.Sequential([keras.Input(shape_of(kind)), Before(dtype=policy), layer])
     lean = keras_mp.lean.make_lean(twin(plain))
-    assert [(row.kind, row.lean) for row in lean_parts(lean)] == [("int4", True)]
+    assert [(row.kind, row.done) for row in lean_parts(Walk(lean))] == [("int4", True)]
     x = rng.normal(size=(BATCH, *shape_of(kind))).astype("float32")
     y = rng.normal(size=plain(x).shape).astype("float32")
     (expected, gradients), (loss, ours) = trained(plain, x, y), trained(lean, x, y)
@@ -126,7 +127,7 @@ def test_the_report_says_why_not():
         (quantized_inputs, "its inputs are quantized"),
         (keras.quantizers.Int4QuantizationConfig(block_size=-1), "no groups"),
     ):
-        (row,) = lean_parts(model_of("dense", "mixed_bfloat16", config))
-        assert not row.lean and words in row.reason
-    (row,) = lean_parts(keras_mp.stabilize(model_of("dense", "mixed_bfloat16")))
-    assert not row.lean and "output" in row.reason
+        (row,) = lean_parts(Walk(model_of("dense", "mixed_bfloat16", config)))
+        assert not row.done and words in row.reason
+    (row,) = lean_parts(Walk(keras_mp.stabilize(model_of("dense", "mixed_bfloat16"))))
+    assert not row.done and "output" in row.reason

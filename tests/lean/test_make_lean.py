@@ -12,6 +12,7 @@ from keras import layers
 from thirds import thirds
 
 import keras_mp
+from keras_mp.rebuild.walk import Walk
 
 pytest.importorskip("keras_hub")
 
@@ -69,7 +70,7 @@ def lean_of(model):
 
 
 def kinds(model):
-    return {row.kind for row in keras_mp.lean.lean_model.lean_parts(model) if row.lean}
+    return {row.kind for row in keras_mp.lean.lean_model.lean_parts(Walk(model)) if row.done}
 
 
 GPT2 = "GPT2CausalLM"  # in a graph; the others eagerly, which takes less time than to trace them
@@ -85,8 +86,8 @@ def test_a_language_model_makes_the_same_step(name, one_mask):
         lean.set_weights(model.get_weights())
         evaluated = [m.test_on_batch(x, y, sample_weight=weights, return_dict=True) for m in (lean, model)]
         assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-5, abs=1e-6)
-    parts = keras_mp.lean.lean_model.lean_parts(lean)
-    assert parts and all(row.lean or row.reason for row in parts)
+    parts = keras_mp.lean.lean_model.lean_parts(Walk(lean))
+    assert parts and all(row.done or row.reason for row in parts)
 
 
 def test_what_is_lean_is_listed_and_its_weights_files_are_plain(tmp_path):

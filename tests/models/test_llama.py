@@ -9,6 +9,7 @@ from shapes_alone import shapes_alone
 import keras_mp
 from keras_mp.fp8.selection import decide
 from keras_mp.lowering import Source
+from keras_mp.rebuild.walk import Walk
 from models.llama import SIZES, LlamaSize, Scaling, frequencies, llama
 
 TINY = LlamaSize(1, 128, 4, 2, 256, 100)
@@ -75,6 +76,6 @@ def test_frequencies_are_those_of_metas_rule(size):
 def test_fp8_converts_the_products_of_the_blocks():
     with shapes_alone():
         model = llama(SIZES["llama3.2-1b"]._replace(layers=1, vocabulary=128), 16)
-    gains = {decision.path.removeprefix("llama/"): decision.float8 for decision in decide(model)}
+    gains = {decision.path.removeprefix("llama/"): decision.float8 for decision in decide(Walk(model))}
     names = ["attention/query_key_value", "attention/output", "gate", "up", "down"]
     assert gains == {f"block1_{name}": True for name in names}

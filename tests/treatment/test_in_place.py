@@ -104,14 +104,15 @@ def test_a_compiled_model_drops_the_step_that_it_has_traced():
 
 
 @pytest.mark.filterwarnings("ignore:convert")
-def test_what_prepare_changes_is_settled_once_also_where_a_change_fails(monkeypatch):
+def test_what_prepare_changes_is_settled_once_and_nothing_where_a_plan_fails(monkeypatch):
     settled, infer = [], keras_mp.treatment.change.infer_again
     monkeypatch.setattr(keras_mp.treatment.change, "infer_again", lambda *given: settled.append(infer(*given)))
     for fp8, fails in (({"select": lambda path, layer: True}, False), ({"target": "no chip"}, True)):
         model = build()
         with pytest.raises(ValueError, match="no chip") if fails else nullcontext():
             keras_mp.prepare(model, "sgd", "mse", fp8=fp8)
-        assert len(settled) == 1 and model.outputs[0].dtype == "float32"
+        assert (len(settled), model.outputs[0].dtype) == ((0, "bfloat16") if fails else (1, "float32"))
+        assert fails == (not any(notes_of(layer) for layer in layers_by_path(model).values()))
         settled.clear()
 
 

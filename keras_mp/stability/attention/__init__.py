@@ -6,11 +6,9 @@ import functools
 import inspect
 from typing import Any
 
-import keras
-
 from keras_mp import backend
 from keras_mp.rebuild.notes import notes_of, original_class
-from keras_mp.rebuild.walk import inputs_of, layers_by_path, operations_of, with_self
+from keras_mp.rebuild.walk import Walk, inputs_of
 from keras_mp.stability.sensitive import names_in
 from keras_mp.treatment.treated import Treatment, register_treatments
 
@@ -33,24 +31,24 @@ class AttentionAsAsked:
         return result
 
 
-def attending(model: keras.Model) -> list[Any]:
+def attending(walk: Walk) -> list[Any]:
     """Lists what calls `keras.ops.dot_product_attention`, layers and operations.
 
     The model is saved and loaded for other machines, so these are the same on each; they ask for the chip when called.
     """
-    return [part for part in [*with_self(model), *operations_of(model)] if _calls_it(original_class(part))]
+    return [part for part in [*walk.every, *walk.operations] if _calls_it(original_class(part))]
 
 
-def attended_by(model: keras.Model) -> dict[str, str]:
+def attended_by(walk: Walk) -> dict[str, str]:
     """Says what computes attention on a TPU, by path.
 
     It is empty where a step is for another chip.
     """
-    parts = attending(model)
+    parts = attending(walk)
     if not parts or backend.traced_chip().platform != "tpu":
         return {}
-    engine.trace_call(model, inputs_of(model))
-    paths = {id(layer): path for path, layer in layers_by_path(model).items()}
+    engine.trace_call(walk.model, inputs_of(walk.model))
+    paths = {id(layer): path for path, layer in walk.layers.items()}
     return {paths.get(id(part), part.name): _told(part) for part in parts}
 
 

@@ -14,6 +14,7 @@ from keras_mp.lowering import Source
 from keras_mp.planner.fit import step as step_module
 from keras_mp.planner.fit.measures import Measures, lines
 from keras_mp.rebuild.optimizers import unwrapped
+from keras_mp.rebuild.walk import Walk
 from keras_mp.system.packages import install_command, installed
 
 BATCH = (keras.KerasTensor((8, 6, 16)), keras.KerasTensor((8, 6, 4)))
@@ -134,7 +135,7 @@ def test_the_lines_apply_the_measures_and_train(measures, given):
     assert getattr(optimizer, "state_dtype", "float32") == (
         "float8" if "float8 states" in measures.names else "float32"
     )
-    assert any(row.lean for row in lean_parts(model)) == ("lean" in measures.names)
+    assert any(row.done for row in lean_parts(Walk(model))) == ("lean" in measures.names)
 
 
 def test_a_function_that_asks_for_auto_is_built_in_the_precision_that_is_asked_about():

@@ -20,6 +20,7 @@ from keras_mp.planner.fit.step import Question
 from keras_mp.planner.time.estimate import Roofline
 from keras_mp.planner.time.step_time import StepTime
 from keras_mp.rebuild.optimizers import unwrapped
+from keras_mp.rebuild.walk import Walk
 from models.gpt import gpt
 from models.transformer import Size
 from tests.planner.fit.made_reports import report
@@ -154,7 +155,7 @@ def test_fewer_blocks_come_under_the_same_measures():
     assert (
         unwrapped(few.optimizer).gradient_accumulation_steps == 2 and few.backbone.dtype_policy.name == "mixed_bfloat16"
     )
-    assert len([row for row in lean_parts(few) if row.kind == "block"]) == MANY
+    assert len([row for row in lean_parts(Walk(few)) if row.kind == "block"]) == MANY
 
 
 @pytest.mark.slow
