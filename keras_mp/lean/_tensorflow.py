@@ -9,8 +9,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_mp.backend.tensorflow.islands import call_program, has_islands, has_known_sizes
-from keras_mp.backend.tensorflow.tensors import barrier, dense, gradient_scope
+from keras_mp.backend.tensorflow.tensors import (
+    barrier,
+    call_program,
+    dense,
+    gradient_scope,
+    has_islands,
+    has_known_sizes,
+)
 from keras_mp.lean._tensorflow_step import step_scopes as step_scopes
 from keras_mp.loss_scaling._tensorflow import share_of_batch
 

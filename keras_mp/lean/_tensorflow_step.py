@@ -22,15 +22,15 @@ import numpy as np
 import tensorflow as tf
 
 from keras_mp.backend.common.keras_patches import Make, patched
-from keras_mp.backend.tensorflow.islands import (
+from keras_mp.backend.tensorflow.tensors import (
     has_islands,
     has_known_sizes,
     in_differentiated_island,
     is_differentiated_by_kernels_of_cpus,
     is_differentiated_island,
+    operation_of,
     programs_if,
 )
-from keras_mp.backend.tensorflow.tensors import operation_of
 
 Gelu = Callable[[Any, bool], Any]
 

@@ -13,8 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_mp.backend.tensorflow.islands import without_islands
-from keras_mp.backend.tensorflow.tensors import dense
+from keras_mp.backend.tensorflow.tensors import dense, without_islands
 from keras_mp.numerics.nonfinite_origin import Edge, Frame, Tap, Values, makes_nonfinite, origin
 
 

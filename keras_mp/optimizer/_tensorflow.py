@@ -15,8 +15,7 @@ from tensorflow.python.framework import op_def_registry
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.common.keras_private import BaseOptimizer
 from keras_mp.backend.tensorflow.devices import traced_chip
-from keras_mp.backend.tensorflow.islands import has_islands
-from keras_mp.backend.tensorflow.tensors import dense, operation_of
+from keras_mp.backend.tensorflow.tensors import dense, has_islands, operation_of
 
 
 def all_finite(tensors: list[Any]) -> Any:

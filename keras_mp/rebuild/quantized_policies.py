@@ -1,4 +1,4 @@
-"""The dtype policies of quantized layers, kept through configs.
+"""How layers are quantized, and their dtype policies, kept through configs.
 
 KerasHub writes a backbone with quantized layers under one `DTypePolicyMap` without a default policy. Its `get_config()`
 erases the names of the live layers' policies, and what it writes takes the global policy of whoever reads it.
@@ -7,6 +7,7 @@ erases the names of the live layers' policies, and what it writes takes the glob
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,6 +47,19 @@ def with_source(policy: Any, source: str) -> Any:
     if policy.quantization_mode is None:
         return Policy(source)
     return type(policy)(**{**policy.get_config(), "source_name": source})
+
+
+def group_count(layer: Any) -> int:
+    """Counts groups of an int4 layer's weights; 0 without."""
+    size = getattr(layer, "_int4_block_size", None) or -1
+    return math.ceil(layer.g_idx.shape[0] / size) if layer.quantization_mode == "int4" and size > 0 else 0
+
+
+def logits_stop_gradients(layer: Any) -> bool:
+    """Whether logits give their rounded inputs no gradient."""
+    if not isinstance(layer, keras.layers.ReversibleEmbedding) or layer.quantization_mode not in ("int8", "int4"):
+        return False
+    return bool(layer.inputs_quantizer)
 
 
 def to_compute_in_float32(layer: keras.Layer) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_mp.backend.tensorflow.islands import in_differentiated_island
+from keras_mp.backend.tensorflow.tensors import in_differentiated_island
 
 
 def normalize_rows(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -11,18 +10,13 @@ import keras
 
 from keras_mp import backend
 from keras_mp.rebuild.merged import CALIBRATED, dequantized, quantized_weights
+from keras_mp.rebuild.quantized_policies import logits_stop_gradients
 
 
 def keeps_float_inputs(layer: Any) -> bool:
     """Whether only weights are quantized, which Keras then dequantizes."""
     mode = layer.quantization_mode
     return mode in CALIBRATED or (mode == "int4" and not layer.inputs_quantizer)
-
-
-def group_count(layer: Any) -> int:
-    """Counts groups of an int4 layer's weights; 0 without."""
-    size = getattr(layer, "_int4_block_size", None) or -1
-    return math.ceil(layer.g_idx.shape[0] / size) if layer.quantization_mode == "int4" and size > 0 else 0
 
 
 class ExactGroups:
@@ -86,13 +80,6 @@ class TakesLora(ExactGroups, SavesLora):
 
     def _get_kernel_with_merged_lora(self: Any) -> tuple[Any, Any, Any]:
         return None, None, self.kernel_zero  # which Keras leaves out of the file, and then cannot load
-
-
-def logits_stop_gradients(layer: Any) -> bool:
-    """Whether logits give their rounded inputs no gradient."""
-    if not isinstance(layer, keras.layers.ReversibleEmbedding) or layer.quantization_mode not in ("int8", "int4"):
-        return False
-    return bool(layer.inputs_quantizer)
 
 
 class StraightThroughLogits:

@@ -46,15 +46,15 @@ def waits(model: keras.Model, name: str, **arguments: Any) -> bool:
         ValueError: no batch will build the model, as it has no `call()`.
     """
     check_is_model(model)
-    calls = waiting(model)
-    if not calls and _has_weights(model):
+    calls = treatments_of(model).get(WAITING)
+    if calls is None and _has_weights(model):
         return False
     if has_no_call(model):
         raise ValueError(f"model {model.name!r} has no call(), so no batch builds it: build the models in it first")
-    if calls:
-        treatments_of(model)[WAITING].append([name, arguments])
-    else:
+    if calls is None:
         treat(model, {WAITING: [[name, arguments]]})
+    else:
+        calls.append([name, arguments])
     print(f"{name} waits: model {model.name!r} is not built yet. fit builds it from its first batch")
     return True
 

@@ -55,7 +55,7 @@ PLACES = {
         "bfloat16_options": ANSWERED,
     },
     "keras_mp/backend/tensorflow/devices.py": dict.fromkeys(("_describe", "peak_memory_bytes"), NOT_TRACED),
-    "keras_mp/backend/tensorflow/islands.py": {"_runs_kernels_of_cpus": ANSWERED},
+    "keras_mp/backend/tensorflow/tensors.py": {"_runs_kernels_of_cpus": ANSWERED},
     "keras_mp/fp8/_jax.py": dict.fromkeys(("block_scaled_dot", "row_major"), LOWERED),
     "keras_mp/fp8/_tensorflow.py": {"scaled_dot": ANSWERED},
     "keras_mp/lean/_jax.py": dict.fromkeys(("fused_attention", "keras_has_kernel"), ANSWERED),

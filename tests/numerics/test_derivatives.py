@@ -113,7 +113,7 @@ ELSEWHERE = {
     "lean/lean_layers.py": "test_int4_layers",
     "stability/quantized_product.py": "test_logits_of_quantized_inputs",
     "qat/keras_modes.py": "straight through a rounding: by definition, and no derivative of it",
-    "backend/tensorflow/islands.py": "test_models",
+    "backend/tensorflow/tensors.py": "test_models",
     "lean/_tensorflow_step.py": "test_models",
     "lean/_tensorflow.py": "test_function",
     "fp8/_tensorflow.py": "test_eight_bits_name_the_layer_and_the_way_out",

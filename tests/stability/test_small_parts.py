@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import keras_mp
-from keras_mp.stability.quantized_product import group_count, keeps_float_inputs
+from keras_mp.rebuild.quantized_policies import group_count
+from keras_mp.stability.quantized_product import keeps_float_inputs
 
 
 def test_dropout_of_attention_is_there_in_training_alone():

@@ -9,7 +9,6 @@ from keras_mp.backend.tensorflow.devices import (
     traced_for,
 )
 from keras_mp.backend.tensorflow.gradients import custom_gradient, gradients_of, in_forward_mode
-from keras_mp.backend.tensorflow.islands import without_islands
 from keras_mp.backend.tensorflow.tensors import (
     as_float4,
     as_tensor,
@@ -26,4 +25,5 @@ from keras_mp.backend.tensorflow.tensors import (
     places,
     to_numpy,
     values_of,
+    without_islands,
 )

@@ -6,7 +6,10 @@ import functools
 import inspect
 from typing import Any
 
+import keras
+
 from keras_mp import backend
+from keras_mp.backend.common.keras_private import compute_output_spec
 from keras_mp.rebuild.notes import notes_of, original_class
 from keras_mp.rebuild.walk import Walk, inputs_of
 from keras_mp.stability.sensitive import names_in
@@ -47,7 +50,10 @@ def attended_by(walk: Walk) -> dict[str, str]:
     parts = attending(walk)
     if not parts or backend.traced_chip().platform != "tpu":
         return {}
-    engine.trace_call(walk.model, inputs_of(walk.model))
+    inputs = inputs_of(walk.model)
+    if inputs is not None and not any(x.dtype == "string" or None in x.shape[1:] for x in keras.tree.flatten(inputs)):
+        shapes = keras.tree.map_structure(lambda x: keras.KerasTensor((x.shape[0] or 1, *x.shape[1:]), x.dtype), inputs)
+        compute_output_spec(walk.model, shapes, training=False)  # in which layers note how they attend
     paths = {id(layer): path for path, layer in walk.layers.items()}
     return {paths.get(id(part), part.name): _told(part) for part in parts}
 

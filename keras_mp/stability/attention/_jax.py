@@ -48,22 +48,6 @@ def attention_as_asked() -> Iterator[list[str]]:
         _used.pop()
 
 
-def trace_call(model: keras.Model, inputs: Any) -> None:
-    """Traces a call, in which layers note how they attend.
-
-    A model of text or of open lengths is left.
-
-    Args:
-        model: a built model.
-        inputs: the inputs of the model as KerasTensors; None where they are not known.
-    """
-    if inputs is None or any(x.dtype == "string" or None in x.shape[1:] for x in keras.tree.flatten(inputs)):
-        return
-    variables = [[v.value for v in some] for some in (model.trainable_variables, model.non_trainable_variables)]
-    shapes = keras.tree.map_structure(lambda x: jax.ShapeDtypeStruct((x.shape[0] or 1, *x.shape[1:]), x.dtype), inputs)
-    jax.eval_shape(lambda x: model.stateless_call(*variables, x, training=False)[0], shapes)
-
-
 def _as_asked(original: Callable[..., Any]) -> Callable[..., Any]:
     def dot_product_attention(
         query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, scale: float | None = None,
