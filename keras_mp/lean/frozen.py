@@ -70,7 +70,7 @@ def narrow_frozen(model: keras.Model, experts: str | None = None) -> keras.Model
     return model
 
 
-def plan_frozen(plan: ChangePlan, sensitive: Iterable[Planned], banks: Mapping[str, Any] = {}) -> None:  # noqa: B006
+def plan_frozen(plan: ChangePlan, sensitive: Iterable[Planned], banks: Mapping[str, Any]) -> None:
     """Plans what `narrow_frozen` does.
 
     Args:

@@ -114,23 +114,9 @@ _ONCE = ("__init__", "build")
 def sensitive_layers(model: keras.Model) -> list[Planned]:
     """Lists layers that compute in 16 bits but need float32.
 
-    These are normalizations (Keras's, and custom layers whose class name ends in Norm or Normalization), softmax as a
-    layer, as an activation and inside attention, regularizers of activations, losses that a layer's own code adds, the
-    layers that compute the model's outputs, KerasHub's routers, which choose experts, those that add up more than 16
-    numbers in the dtype of their inputs, as average pooling does, and those whose own code takes sines or cosines, of
-    angles in 16 bits or of arguments that a functional model gives them in float32; also softmax as an operation of a
-    functional graph, and layers of int4 weights in more groups than the 16-bit dtype counts exactly. Other operations
-    in a layer's own `call()`, and functions outside its class, are not seen.
-
-    In any precision, a ReversibleEmbedding layer whose inputs Keras quantizes is listed, too: in int8, Keras gives what
-    comes before its logits no gradient.
-
-    Args:
-        model: a built Keras model.
-
-    Returns:
-        A row for each layer, in the model's order; empty for a float32 model without such a layer, and for what
-        `stabilize` returns.
+    `keras_mp.report` says which these are; in any precision they include a ReversibleEmbedding layer whose inputs Keras
+    quantizes, as in int8 Keras gives what comes before its logits no gradient. Functions outside a layer's class, and
+    most operations in its own `call()`, are not seen.
     """
     return [row for row in find(Walk(model)) if row.treatments]
 

@@ -184,7 +184,7 @@ def _prepare(
     if convert_arguments is not None:
         plan_products(plan, **convert_arguments)
     if narrow_frozen:
-        plan_frozen(plan, [row for row in sensitive if not row.treatments])
+        plan_frozen(plan, [row for row in sensitive if not row.treatments], {})
     scales = any(plan.compute_dtype(layer) == "float16" for layer in plan.every)
     step = {STEP_ON_A_CPU: None, ATOMIC: None} if arguments is None and scales else {STEP_ON_A_CPU: None}
     plan.rows.append(Planned("", model, step))

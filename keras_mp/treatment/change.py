@@ -27,23 +27,14 @@ Wanted = tuple[Any, Mapping[str, Any]]
 
 
 class Planned(NamedTuple):
-    """What a change does to a part of a model, and why.
+    """What a change does to a part of a model, and why."""
 
-    Attributes:
-        path: the names that lead to the part, joined with `/`.
-        layer: the live layer or operation.
-        treatments: the options of each treatment, by its name; empty where there is nothing to do, or it cannot be.
-        reason: the reason for the change or against it; empty where there is nothing to say.
-        kind: the kind of part; empty where its class says it.
-        done: whether the part is changed by now.
-    """
-
-    path: str
-    layer: Any
-    treatments: Mapping[str, Any]
-    reason: str = ""
-    kind: str = ""
-    done: bool = False
+    path: str  # names that lead to the part, joined with `/`
+    layer: Any  # the live layer or operation
+    treatments: Mapping[str, Any]  # options by the treatment's name; empty where nothing is to be done, or can be
+    reason: str = ""  # the reason for the change or against it
+    kind: str = ""  # the kind of part; empty where its class says it
+    done: bool = False  # whether the part is changed by now
 
 
 class ChangePlan(Walk):
