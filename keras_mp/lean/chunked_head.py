@@ -20,8 +20,8 @@ from keras_mp.lean.cross_entropy import chunks_save_memory
 from keras_mp.qat.keras_modes import logits_operands
 from keras_mp.rebuild.notes import original_class, precision_of_layer, quantization_trained_for, treatments_of
 from keras_mp.rebuild.walk import graph_of, layers_below
-from keras_mp.stability.float32_layers import activation_of
 from keras_mp.stability.output_layers import PASSING_ON, trace_layers
+from keras_mp.stability.sensitive import activation_of
 from keras_mp.system.packages import package_of
 from keras_mp.treatment.treated import Treatment, register_treatments, see_to
 

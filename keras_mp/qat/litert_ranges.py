@@ -18,7 +18,7 @@ from keras_mp.backend.common.keras_private import get_keras_mask, operation_fn, 
 from keras_mp.rebuild.merged import is_adapted
 from keras_mp.rebuild.notes import FLOAT8, QAT, treatments_of
 from keras_mp.rebuild.walk import Config, calls_of, graph_of
-from keras_mp.stability.float32_layers import activation_of
+from keras_mp.stability.sensitive import activation_of
 from keras_mp.treatment.change import ChangePlan, Planned
 from keras_mp.treatment.treated import Treatment, register_treatments, treat
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
@@ -314,41 +312,6 @@ class Float32Regularizer(keras.regularizers.Regularizer):
         return {"regularizer": keras.regularizers.serialize(self.regularizer)}
 
 
-def _in_float32(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapper(x: Any, axis: int = -1) -> Any:
-        y = function(keras.ops.cast(x, "float32"), axis=axis)
-        return y if keras.backend.standardize_dtype(x.dtype) == "float32" else keras.ops.cast(y, x.dtype)
-
-    wrapper.__name__ = name
-    return keras.saving.register_keras_serializable("keras_mp")(wrapper)
-
-
-# The activations that divide by a sum of exponentials or sort along an axis, and the same in float32.
-FLOAT32_ACTIVATIONS = {
-    getattr(module, name): _in_float32(getattr(module, name), f"{prefix}{name}_float32")
-    for module, prefix in ((keras.activations, ""), (keras.ops, "ops_"))
-    for name in ("softmax", "log_softmax", "sparsemax")
-}
-_PLAIN = {wide: plain for plain, wide in FLOAT32_ACTIVATIONS.items()}
-
-
-def float32_activation(activation: Any) -> Any:
-    """The same activation in float32; None where it needs not."""
-    return _exchanged(activation, FLOAT32_ACTIVATIONS)
-
-
-def plain_activation(activation: Any) -> Any:
-    """The activation before `float32_activation`; None of any other."""
-    return _exchanged(activation, _PLAIN)
-
-
-def _exchanged(activation: Any, others: dict[Any, Any]) -> Any:
-    function, arguments, _, registered = activation_of(activation)
-    other = others.get(function) if registered else None  # an object may be no key
-    return functools.partial(other, **arguments) if other is not None and arguments else other
-
-
 RESULT_MIXINS = {
     keras.layers.Dense: Float32ResultDense,
     keras.layers.EinsumDense: Float32ResultEinsumDense,
@@ -358,7 +321,6 @@ SCORES_MIXINS = {
     keras.layers.MultiHeadAttention: Float32MultiHeadScores,
     keras.layers.GroupQueryAttention: Float32GroupedQueryScores,
 }
-ACTIVATION_ATTRIBUTES = ("activation", "recurrent_activation")
 
 
 def _widened(x: Any) -> Any:
@@ -369,34 +331,3 @@ def _widened(x: Any) -> Any:
 def has_float_dtype(x: Any) -> bool:
     """Tells whether an array, tensor or variable holds floats."""
     return hasattr(x, "dtype") and keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype))
-
-
-# What an activation is: Keras takes any callable, also one without a name.
-
-
-class Activation(NamedTuple):
-    """An activation, without what `functools.partial` puts around it.
-
-    Attributes:
-        function: the callable: a function, an object or a layer; `keras.activations.linear` for None.
-        arguments: the arguments that are bound to it by name.
-        name: the name, for messages; that of the class where the callable has none.
-        registered: the name that Keras saves a function by; "" of another callable.
-    """
-
-    function: Any
-    arguments: dict[str, Any]
-    name: str
-    registered: str
-
-
-def activation_of(given: Any) -> Activation:
-    """Reads what a layer computes with as its activation."""
-    arguments: dict[str, Any] = {}
-    while isinstance(given, functools.partial) and not given.args:
-        arguments = {**given.keywords, **arguments}
-        given = given.func
-    function = keras.activations.linear if given is None else given
-    named = hasattr(function, "__name__") and isinstance(function, Hashable)
-    name = function.__name__ if named else type(function).__name__
-    return Activation(function, arguments, name, keras.saving.get_registered_name(function) if named else "")

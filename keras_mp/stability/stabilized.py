@@ -20,7 +20,6 @@ from keras_mp.rebuild.walk import own_variables
 from keras_mp.stability.accumulate import SumsInFloat32
 from keras_mp.stability.attention import ATTENTION, attending
 from keras_mp.stability.float32_layers import (
-    ACTIVATION_ATTRIBUTES,
     RESULT_MIXINS,
     SCORES_MIXINS,
     Float32BatchNormalization,
@@ -30,11 +29,9 @@ from keras_mp.stability.float32_layers import (
     Float32Regularizer,
     Float32RowNormalization,
     UnroundedArguments,
-    float32_activation,
-    plain_activation,
 )
 from keras_mp.stability.quantized_product import ExactGroups, StraightThroughLogits, TakesLora
-from keras_mp.stability.sensitive import find
+from keras_mp.stability.sensitive import ACTIVATION_ATTRIBUTES, find, float32_activation, plain_activation
 from keras_mp.treatment.change import ChangePlan, Planned
 from keras_mp.treatment.treated import Treatment, register_treatments, treat
 from keras_mp.treatment.waiting import register_calls, waits
