@@ -13,7 +13,7 @@ if keras.backend.backend() != "tensorflow":
 
 import tensorflow as tf
 
-from keras_mp.backend.tensorflow import islands as programs
+from keras_mp.backend.tensorflow import tensors as programs
 from keras_mp.lean import _tensorflow_step as module
 
 
