@@ -22,9 +22,6 @@ from keras_mp.rebuild.walk import (
 )
 from keras_mp.treatment.treated import INSIDE, computes_wide, new_to, parts_of, treat, untreat
 
-# A layer or operation, and its treatments with their options.
-Wanted = tuple[Any, Mapping[str, Any]]
-
 
 class Planned(NamedTuple):
     """What a change does to a part of a model, and why."""
@@ -105,17 +102,17 @@ def settled(model: keras.Model) -> Iterator[set[int]]:
                         _renew_optimizers(layer, before)
 
 
-def change(model: keras.Model, wanted: Iterable[Wanted]) -> None:
+def change(model: keras.Model, wanted: Iterable[tuple[Any, Mapping[str, Any]]]) -> None:
     """Applies treatments to parts of a model, in place.
 
     Args:
-        wanted: the parts of the model, and the model itself, each with its treatments.
+        wanted: the layers and operations of the model, and the model itself, each with its treatments.
     """
     with settled(model) as changed:
-        new = [(part, treatments) for part, treatments in wanted if new_to(part, treatments)]
-        for part, treatments in new:
-            treat(part, treatments)
-        changed.update(id(part) for part, _ in new)
+        for part, treatments in wanted:
+            if new_to(part, treatments):
+                changed.add(id(part))
+                treat(part, treatments)
 
 
 def undo(model: keras.Model, names: Collection[str], also: Iterable[tuple[Any, Callable[[Any], None]]] = ()) -> None:
