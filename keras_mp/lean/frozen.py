@@ -74,7 +74,7 @@ def plan_frozen(plan: ChangePlan, sensitive: Iterable[Planned], banks: Mapping[s
     """Plans what `narrow_frozen` does.
 
     Args:
-        sensitive: what needs float32 and will not have it.
+        sensitive: the rows of layers that need float32 and will not have it.
         banks: the integers in which to store banks of experts, by the path of their layer.
     """
     needs = {id(row.layer) for row in sensitive}

@@ -49,8 +49,8 @@ class Walk:
     Attributes:
         model: the model, or a layer.
         every: the model and the layers below it, depth first and once.
-        layers: those below it, by path.
-        children: the layers directly inside each of them, by its id.
+        layers: the layers below the model, by path.
+        children: the layers directly inside the model and each of its layers, by the id of that.
     """
 
     def __init__(self, model: Any) -> None:
