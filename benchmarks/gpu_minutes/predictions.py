@@ -6,8 +6,7 @@ from typing import Any
 
 from benchmarks.gpu_minutes.process import emit
 from benchmarks.gpu_minutes.steps import PATHS, REHEARSED, tasks
-from keras_mp.bench.process import WorkloadError
-from keras_mp.bench.workloads import Task, answer
+from keras_mp.bench.workloads import Task, Workload, compare
 
 
 def main(tiny: bool, target: str, *workloads: str) -> None:
@@ -19,15 +18,15 @@ def main(tiny: bool, target: str, *workloads: str) -> None:
                 continue
             row = {"model": workload, "step": task.name, "target": target}
             arguments = {**task.arguments, "target": target}
-            try:
-                foreseen = answer(Task(task.name, f"{__name__}:predicted", arguments, environment), PATHS)
-            except WorkloadError as error:
-                foreseen = {"problem": str(error)}
-            emit(row | foreseen)
+            asked = Task(task.name, f"{__name__}:predicted", arguments, environment)
+            (foreseen,) = compare([asked], rounds=1, seconds=0.0, paths=PATHS)
+            emit(
+                row | ({"problem": f"{foreseen.problem}: {foreseen.reason}"} if foreseen.problem else foreseen.details)
+            )
 
 
-def predicted(workload: str, precision: str, target: str, fp8: str = "current") -> dict[str, Any]:
-    """What `inspect` says of a step."""
+def predicted(workload: str, precision: str, target: str, fp8: str = "current") -> Workload:
+    """What `inspect` says of a step, as the details of a workload that takes no time."""
     import keras
     from peer_keras import kit_compiled
     from peer_workloads import WORKLOADS, batch_of
@@ -36,10 +35,11 @@ def predicted(workload: str, precision: str, target: str, fp8: str = "current") 
 
     batch = tuple(keras.KerasTensor(array.shape, array.dtype.name) for array in batch_of(WORKLOADS[workload]))
     report = keras_mp.inspect(lambda: kit_compiled(workload, precision, fp8), batch, target)
-    return {
+    details: dict[str, Any] = {
         "ms predicted": 1e3 * report.time.seconds if report.time else None,
         "ms at best": 1e3 * report.roofline.seconds if report.roofline else None,
         "bound": report.roofline.bound if report.roofline else None,
         "peak bytes": report.memory.peak,
         "shares": report.shares,
     }
+    return Workload(lambda steps: 0.0, details)

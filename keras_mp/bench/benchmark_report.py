@@ -44,19 +44,6 @@ class BenchmarkReport(Report):
         return [f"{row.name}: {row.problem}. {row.reason}" for row in self.rows if row.problem]
 
     @property
-    def notes(self) -> list[str]:
-        """Sentences that explain the numbers."""
-        base = self.step(self.base)
-        for row in self.rows:
-            step, of_base = self.step(row.name), self.ratio(row.name)
-            if base and step and of_base and abs(step.median / base.median - of_base.median) > 0.01:
-                return [
-                    "Both precisions run in each round, and the ratio is the median over the rounds, with its "
-                    "quartiles; it differs a little from dividing the two times."
-                ]
-        return []
-
-    @property
     def verdict(self) -> list[str]:
         """Sentences on the gain of each lower precision here."""
         return [text for row in self.rows if row.name != self.base and (text := self._verdict(row))]
@@ -115,8 +102,7 @@ class BenchmarkReport(Report):
         narrow = ColumnTable("", names[:4], names[:4], names[1:4], [cells[:4] for cells in rows])
         said = [Sentence("", self.title), *(Sentence("", text) for text in self.verdict)]
         said += [Sentence("Not measured", text) for text in self.problems]
-        said.append(Sentence("", "", below=narrow))
-        return [*said, *(Sentence("Note", note, rank=1) for note in self.notes)]
+        return [*said, Sentence("", "", below=narrow)]
 
     def _tables(self) -> dict[str, list[RenderableType]]:
         names, rows = self.table()

@@ -58,7 +58,7 @@ class Process:
         """Asks a question, and waits for the answer.
 
         Args:
-            do: the method of the worker: "load", "run", "peak" or "call".
+            do: the method of the worker: "load", "run" or "peak".
 
         Raises:
             WorkloadError: If it fails, or the process has ended.

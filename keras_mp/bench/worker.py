@@ -35,10 +35,6 @@ class _Worker:
         first = workload.run(1)
         return {"first": first, **workload.details}
 
-    def call(self, function: str, arguments: dict[str, Any]) -> Any:
-        """Calls a function, and returns what it returns."""
-        return _named(function)(**arguments)
-
     def run(self, name: str, steps: int) -> float:
         """Runs some steps, and returns their seconds."""
         return self.workloads[name].run(steps)

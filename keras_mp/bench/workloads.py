@@ -168,15 +168,6 @@ def _run(workers: _Workers, row: Measured, steps: int) -> float:
         return math.nan
 
 
-def answer(task: Task, paths: Sequence[str] = ()) -> Any:
-    """Returns what a task's function returns in its process."""
-    process = Process(task.environment, paths)
-    try:
-        return process.ask("call", function=task.function, arguments=dict(task.arguments))
-    finally:
-        process.close()
-
-
 def device_of(rows: Sequence[Measured]) -> str:
     """The name of the device that rows were measured on."""
     return next((row.details["device"] for row in rows if row.details), "this machine")

@@ -118,7 +118,7 @@ class AuditReport(Report):
         """The report as plain Python values; infinities and NaN as strings."""
         names = ("model", "steps", "loss", "loss_scale", "notes", "quantized")
         of_layer = ("path", "kind", "calls", "response", "verdicts")
-        of_tensor = ("values", "zeros", "nan", "inf", "lowest", "highest")
+        of_tensor = ("values", "zeros", "nonfinite", "lowest", "highest")
         layers = []
         for audited in self.layers:
             tensors = {}

@@ -64,8 +64,7 @@ class Range:
     scales: dict[str, float | None] = field(default_factory=dict)
     values: float = 0
     zeros: float = 0
-    nan: float = 0
-    inf: float = 0
+    nonfinite: float = 0
     lowest: float = math.inf
     highest: float = -math.inf
     vanishing: float = 0
@@ -88,9 +87,7 @@ class Range:
         clean = bool(finite.all())
         self.values += weight * x.size
         if not clean:
-            nan = np.isnan(x).sum()
-            self.nan += weight * nan
-            self.inf += weight * (x.size - finite.sum() - nan)
+            self.nonfinite += weight * (x.size - finite.sum())
             x = np.where(finite, x, np.float32(0))
         own = x if clean else x[finite]
         for end in [*(extremes or ()), *([float(own.min()), float(own.max())] if own.size else [])]:
@@ -165,18 +162,13 @@ class Range:
         """Largest finite magnitude, or 0."""
         return max(abs(self.lowest), abs(self.highest)) if self.values and math.isfinite(self.highest) else 0.0
 
-    @property
-    def nonfinite(self) -> float:
-        """How many values are infinite or NaN."""
-        return self.nan + self.inf
-
 
 def merged(ranges: Iterable[Range]) -> Range:
     """The range of several tensors together."""
     whole = Range()
     for part in ranges:
         whole.scales = part.scales
-        for name in ("values", "zeros", "nan", "inf", "vanishing"):
+        for name in ("values", "zeros", "nonfinite", "vanishing"):
             setattr(whole, name, getattr(whole, name) + getattr(part, name))
         whole.lowest, whole.highest = min(whole.lowest, part.lowest), max(whole.highest, part.highest)
         for name, counts in part._counts.items():

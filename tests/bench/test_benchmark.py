@@ -174,17 +174,6 @@ def test_the_report_begins_with_a_sentence_a_precision():
         "mixed_float16 takes as much time as float32 here, within the spread of the rounds.",
     ]
     assert " ".join(str(report).split()).startswith(f"a step {' '.join(report.verdict)}")
-    assert report.notes == []  # each ratio is the quotient of the medians beside it
-
-
-def test_a_ratio_that_is_not_the_quotient_of_the_medians_is_explained():
-    rows = [Measured("float32", seconds=[0.1, 0.2, 0.4]), Measured("fp8", seconds=[0.2, 0.3, 0.4])]
-    report = BenchmarkReport("a step", "float32", rows)
-    assert report.ratio("fp8").median == pytest.approx(1.5) and report.step("fp8").median / 0.2 == pytest.approx(1.5)
-    assert report.notes == []
-    rows[1].seconds[:] = [0.4, 0.1, 0.3]  # the quotient of the medians is 1.5 still, the median of the ratios 0.75
-    assert report.ratio("fp8").median == pytest.approx(0.75)
-    assert "differs a little from dividing the two times" in " ".join(str(report).split())
 
 
 def test_products_that_are_too_small_are_named(monkeypatch):
