@@ -35,7 +35,7 @@ def test_it_trains_as_a_model_compiled_with_such_an_optimizer():
     ours.set_weights(by_hand.get_weights())
     before = ours.optimizer
     assert keras_mp.loss_scaling.change_optimizer(ours, state_dtype="float8") is ours
-    assert not before.built and ours.optimizer.inner_optimizer.gradient_accumulation_steps is None
+    assert not before.built
     for trained in (by_hand, ours):
         for _ in range(3):
             logs = trained.train_on_batch(x, y, return_dict=True)
