@@ -35,6 +35,17 @@ def test_three_fits_go_on_from_the_averages(every):
     np.testing.assert_allclose(model.get_weights()[0], in_numpy(start, batches, 3, 0.01, 0.75), rtol=1e-4, atol=1e-5)
 
 
+def test_averages_are_put_in_the_weights_at_every_second_step():
+    x = np.random.default_rng().normal(size=(8, 3)).astype("float32")
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(1, use_bias=False)])
+    inner = keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.75, ema_overwrite_frequency=2)
+    model.compile(keras_mp.LossScaleOptimizer(inner, keras_mp.LossScale.none()), "mse")
+    for step in range(4):
+        model.train_on_batch(x, x[:, :1])
+        average = keras.ops.convert_to_numpy(inner._model_variables_moving_average[0])
+        assert np.array_equal(model.get_weights()[0], average) == (step != 2)  # the average begins as the weight
+
+
 @pytest.mark.jax
 def test_weights_in_bfloat16_go_on_from_their_averages():
     x = np.random.default_rng().normal(size=(16, 3)).astype("float32")

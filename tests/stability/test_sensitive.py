@@ -52,6 +52,13 @@ def test_several_reasons_for_one_layer():
     assert reason.count(";") == 2
 
 
+def test_a_layer_of_two_models_is_named_once():
+    norm, inputs = layers.LayerNormalization(name="norm"), keras.Input((8,))
+    inner = keras.Model(inputs, norm(inputs))
+    model = keras.Model(inputs, layers.Dense(2, dtype="float32")(inner(norm(inputs))))
+    assert len(keras_mp.stability.sensitive.sensitive_layers(model)) == 1
+
+
 def test_a_float32_model_has_nothing_sensitive():
     model, _ = zoo.build("attention", "float32")
     assert keras_mp.stability.sensitive.sensitive_layers(model) == []
