@@ -6,6 +6,17 @@ import numpy as np
 MODES = ("eager", "jit") if keras.backend.backend() == "jax" else ("eager", "graph", "jit")
 
 
+def compiled(function):
+    """The function under the backend's jit."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.jit(function)
+    import tensorflow as tf
+
+    return tf.function(function, jit_compile=True, autograph=False)
+
+
 def value_and_gradients(function, arrays, mode="eager", unknown=()):
     """Calls a function and differentiates it.
 

@@ -1,37 +1,10 @@
-"""INT8 products once more, in NumPy: integers, sums in int64, and the hash of stochastic rounding."""
+"""INT8 products once more, in NumPy: integers, and sums in int64."""
 
 import zlib
 
 import numpy as np
 
 TOP = 127
-
-
-def mix(word):
-    """Murmur3's finalizer."""
-    word = ((word ^ (word >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
-    word = ((word ^ (word >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
-    return word ^ (word >> 16)
-
-
-def lowbias32(word):
-    word = ((word ^ (word >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
-    word = ((word ^ (word >> 15)) * 0x846CA68B) & 0xFFFFFFFF
-    return word ^ (word >> 16)
-
-
-def words(shape, seed, step, variable):
-    """The hash of seed, step, variable and place, with Python's integers."""
-    first = mix(mix(mix(seed & 0xFFFFFFFF) ^ ((seed >> 32) & 0xFFFFFFFF)) ^ mix((variable + 0x9E3779B1) & 0xFFFFFFFF))
-    keys = [lowbias32(step ^ first), lowbias32(step ^ mix(first ^ 0x9E3779B1))]
-    result = []
-    for place in range(int(np.prod(shape))):
-        word = (place + keys[0]) & 0xFFFFFFFF
-        word = ((word ^ (word >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
-        word ^= keys[1]
-        word = ((word ^ (word >> 15)) * 0x846CA68B) & 0xFFFFFFFF
-        result.append(word ^ (word >> 16))
-    return np.array(result, "uint64").reshape(shape)
 
 
 def amax(x, axes=None):

@@ -5,6 +5,7 @@ from fractions import Fraction
 import int8_reference
 import ml_dtypes
 import numpy as np
+from hashed import words
 from reference import product
 
 SIZE = 16
@@ -101,7 +102,7 @@ def values(codes, scales, of_tensor):
 
 
 def words_of(g, path):
-    return int8_reference.words(g.shape, 0, 0, int8_reference.variable(path))
+    return words(g.shape, 0, 0, int8_reference.variable(path))
 
 
 def nv_products(equation, x, w, g, signs, path=""):

@@ -5,6 +5,7 @@ import functools
 import keras
 import ml_dtypes
 import numpy as np
+from gradients_of import compiled as compiled
 
 from keras_mp.fp8.quantize import Known
 from keras_mp.fp8.quantize import quantize as quantize_tensor
@@ -99,17 +100,6 @@ def sqnr(actual, exact):
 def to_numpy(x):
     """Any array in float64."""
     return np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(x, "float32")), "float64")
-
-
-def compiled(function):
-    """The function under the backend's jit."""
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return jax.jit(function)
-    import tensorflow as tf
-
-    return tf.function(function, jit_compile=True, autograph=False)
 
 
 def with_gradients(function):

@@ -5,7 +5,8 @@ import functools
 import keras
 import numpy as np
 import pytest
-from int8_reference import TOP, amax, divided, integers, scale_of, variable, words
+from hashed import words
+from int8_reference import TOP, amax, divided, integers, scale_of, variable
 from reference import compiled, normal, quantized_by, tensors, to_numpy, with_gradients
 
 from keras_mp.fp8 import Scalings, matmul

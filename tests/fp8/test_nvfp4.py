@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import nv_reference as reference
 import pytest
-from int8_reference import words
+from hashed import words
 from reference import assert_close, compiled, tensors, to_numpy, with_gradients
 
 from keras_mp.fp8 import Scaling, matmul

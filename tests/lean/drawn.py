@@ -2,12 +2,7 @@
 
 import keras
 import numpy as np
-
-
-def scrambled(word, key=0):
-    word = (word ^ word >> 16) * 0x7FEB352D % 2**32 ^ key
-    word = (word ^ word >> 15) * 0x846CA68B % 2**32
-    return word ^ word >> 16
+from hashed import scrambled
 
 
 def kept_in_numpy(seed, shape, rate):

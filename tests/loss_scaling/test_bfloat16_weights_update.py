@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
+from test_optimizer import stepper
 from test_small_states import OPTIMIZERS
 
 import keras_mp
@@ -25,22 +26,6 @@ def read(variable):
 
 def dtype_of(variable):
     return keras.backend.standardize_dtype(variable.dtype)
-
-
-def jitted_step(optimizer, variable):
-    """A step of one gradient as JAX's trainer makes it."""
-    import jax
-
-    stateless = jax.jit(lambda state, gradient: optimizer.stateless_apply(state[1], [gradient], state[0]))
-
-    def step(gradient):
-        state = ([variable.value], [v.value for v in optimizer.variables])
-        (new,), state = stateless(state, ops.cast(gradient, variable.dtype))
-        variable.assign(new)
-        for slot, value in zip(optimizer.variables, state, strict=True):
-            slot.assign(value)
-
-    return step
 
 
 def eager_step(optimizer, variable):
@@ -63,7 +48,7 @@ def after(make_inner, start, gradients, dtype="bfloat16", constraint=None, step_
 def test_small_updates_arrive_in_the_mean():
     steps = 100
     gradients = [np.ones(SHAPE, "float32")] * steps
-    step_of = jitted_step if keras.backend.backend() == "jax" else eager_step
+    step_of = partial(stepper, mode="jit") if keras.backend.backend() == "jax" else eager_step
     moved = read(after(lambda: keras.optimizers.SGD(1e-4), np.ones(SHAPE), gradients, step_of=step_of)[0])
     # Below 1 bfloat16's steps are 2**-8: a weight ends with a standard deviation of sqrt(100 p (1 - p)) of them,
     # p = 1e-4 * 2**8.

@@ -4,6 +4,8 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
+from gradients_of import compiled
+from hashed import words
 from keras import ops
 
 from keras_mp.optimizer.stochastic_rounding import random_bits, round_to_bfloat16, round_to_float8
@@ -22,7 +24,7 @@ def every(dtype):
 
 def rounded(dtype, x, bits):
     """The library's rounding, as float64; jitted on JAX, where each operation is compiled anyway."""
-    function = FORMATS[dtype][0] if keras.backend.backend() == "tensorflow" else jitted(FORMATS[dtype][0])
+    function = FORMATS[dtype][0] if keras.backend.backend() == "tensorflow" else compiled(FORMATS[dtype][0])
     result = function(ops.convert_to_tensor(x.astype("float32")), ops.convert_to_tensor(bits))
     assert backend_name(result.dtype) == np.dtype(dtype).name
     return ops.convert_to_numpy(ops.cast(result, "float32")).astype("float64")
@@ -82,17 +84,7 @@ def _jitted(function):
     def call(x, words):
         return ops.cast(function(ops.convert_to_tensor(x), ops.convert_to_tensor(words)), "float32")
 
-    return jitted(call)
-
-
-def jitted(function):
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return jax.jit(function)
-    import tensorflow as tf
-
-    return tf.function(function, jit_compile=True)
+    return compiled(call)
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=lambda dtype: np.dtype(dtype).name)
@@ -125,24 +117,11 @@ def test_beyond_the_largest():
 
 
 def test_words_are_those_of_the_hash():
-    # Pinned: a resumed run of a later version draws the same. The reference is written anew, in Python's ints.
-    def scramble(word, key=0):
-        word = ((word ^ word >> 16) * 0x7FEB352D % 2**32) ^ key
-        word = (word ^ word >> 15) * 0x846CA68B % 2**32
-        return word ^ word >> 16
-
-    def murmur(word):
-        word = (word ^ word >> 16) * 0x85EBCA6B % 2**32
-        word = (word ^ word >> 13) * 0xC2B2AE35 % 2**32
-        return word ^ word >> 16
-
+    # Pinned: a resumed run of a later version draws the same.
     seed, step, index, shape = 2**40 + 7, 123456, 3, (3, 5, 2)
-    first = murmur(murmur(murmur(seed % 2**32) ^ seed >> 32) ^ murmur(index + 0x9E3779B1))
-    second = murmur(first ^ 0x9E3779B1)
-    start = scramble(step ^ first)
-    expected = [scramble((i + start) % 2**32, scramble(step ^ second)) for i in range(30)]
-    for words in (random_bits(shape, seed, step, index), jitted(lambda n: random_bits(shape, seed, n, index))(step)):
-        assert ops.convert_to_numpy(words).flatten().tolist() == expected
+    expected = words(shape, seed, step, index).flatten().tolist()
+    for found in (random_bits(shape, seed, step, index), compiled(lambda n: random_bits(shape, seed, n, index))(step)):
+        assert ops.convert_to_numpy(found).flatten().tolist() == expected
     assert ops.convert_to_numpy(random_bits((), seed, step, index)) == expected[0]
 
 

@@ -6,6 +6,7 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
+from gradients_of import compiled
 
 from keras_mp.fp8 import Scaling
 from keras_mp.fp8.quantize import quantize as scaled
@@ -52,17 +53,6 @@ def difficult():
     with np.errstate(over="ignore"):
         x = np.array(DIFFICULT, "float32")
     return np.concatenate([x, -x])
-
-
-def compiled(function):
-    """The function under the backend's jit."""
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return jax.jit(function)
-    import tensorflow as tf
-
-    return tf.function(function, jit_compile=True, autograph=False)
 
 
 def graph(function):
