@@ -238,62 +238,53 @@ def test_the_frameworks_searches_stop_at_the_mask_of_a_healthy_model():
         tf.debugging.disable_check_numerics()
 
 
-class MaskedBefore(layers.Layer):
-    """Exponentials of masked scores."""
+def masked_before(x):
+    scores = ops.where(ops.arange(4) < 3, x, -np.inf)
+    large = 1000.0 * scores
+    return ops.exp(large)  # which overflows
+
+
+def masked_whole(x):
+    masked = ops.where(x > 9.0, x, -np.inf)
+    return ops.softmax(masked)  # of nothing
+
+
+def mixed(x):
+    infinity = ops.where(ops.arange(4) < 3, 0.0, np.inf)
+    return x + infinity  # which mixes them
+
+
+def two(x):
+    early = ops.exp(1000.0 * x)
+    late = 1e38 * x
+    return late * x + ops.negative(early)  # the later one goes into the sum first
+
+
+class Own(layers.Layer):
+    """A layer with a function's code."""
+
+    def __init__(self, function, **kwargs):
+        super().__init__(**kwargs)
+        self.function = function
 
     def call(self, x):
-        scores = ops.where(ops.arange(4) < 3, x, -np.inf)
-        large = 1000.0 * scores
-        return ops.exp(large)  # which overflows
+        return self.function(x)
 
 
-def test_an_overflow_behind_a_mask_is_named():
-    model = sequential(MaskedBefore(), features=4)
-    found = find_nonfinite(model, (np.full((2, 4), 5.0, "float32"), normal(2, 1)))
-    assert found.operation.lower().startswith("exp in") and found.operation.endswith("# which overflows")
-
-
-class MaskedWhole(layers.Layer):
-    """A softmax over a row of which nothing is seen."""
-
-    def call(self, x):
-        masked = ops.where(x > 9.0, x, -np.inf)
-        return ops.softmax(masked)  # of nothing
-
-
-def test_an_operation_that_makes_a_nan_of_a_mask_is_named():
-    model = sequential(MaskedWhole(), features=4)
-    found = find_nonfinite(model, (np.full((2, 4), 5.0, "float32"), normal(2, 1)))
-    assert found.operation.endswith("return ops.softmax(masked)  # of nothing")
-
-
-class Mixed(layers.Layer):
-    """Adds an infinity to what is finite."""
-
-    def call(self, x):
-        infinity = ops.where(ops.arange(4) < 3, 0.0, np.inf)
-        return x + infinity  # which mixes them
-
-
-@pytest.mark.jax
-def test_where_constants_alone_are_infinite_what_mixes_them_in_is_named():
-    found = find_nonfinite(sequential(Mixed(), features=4), (normal(2, 4), normal(2, 1)))
-    assert found.operation.startswith("add" if keras.backend.backend() == "jax" else "AddV2")
-    assert found.operation.endswith("return x + infinity  # which mixes them")
-
-
-class Two(layers.Layer):
-    """Two overflows, of which the later one goes into the sum first."""
-
-    def call(self, x):
-        early = ops.exp(1000.0 * x)
-        late = 1e38 * x
-        return late * x + ops.negative(early)
-
-
-def test_of_two_operations_that_overflow_the_first_is_named():
-    found = find_nonfinite(sequential(Two(), features=4), (np.full((2, 4), 50.0, "float32"), normal(2, 1)))
-    assert found.operation.endswith("early = ops.exp(1000.0 * x)")
+@pytest.mark.parametrize(
+    "function, value, operation, line",
+    [
+        (masked_before, 5.0, "exp", "return ops.exp(large)  # which overflows"),
+        (masked_whole, 5.0, "", "return ops.softmax(masked)  # of nothing"),
+        pytest.param(mixed, 1.0, "add", "return x + infinity  # which mixes them", marks=pytest.mark.jax),
+        (two, 50.0, "exp", "early = ops.exp(1000.0 * x)"),
+    ],
+)
+def test_the_operation_that_first_makes_what_is_not_finite_of_finite_or_masked_values_is_named(
+    function, value, operation, line
+):
+    found = find_nonfinite(sequential(Own(function), features=4), (np.full((2, 4), value, "float32"), normal(2, 1)))
+    assert found.operation.lower().startswith(operation) and found.operation.endswith(f": {line}")
 
 
 class Constant(layers.Layer):
@@ -320,7 +311,7 @@ def test_a_layer_that_returns_a_constant_infinity_is_named_and_no_code_of_a_libr
 
 @pytest.mark.jax
 def test_naming_an_operation_leaves_no_tensor_of_its_trace_behind():
-    step = ObservedStep(sequential(Mixed(name="mixed"), features=4), lambda record, loss, *others: loss)
+    step = ObservedStep(sequential(Own(mixed, name="mixed"), features=4), lambda record, loss, *others: loss)
     batch = (normal(2, 4), normal(2, 1), None)
     step(batch)
     record = step.record
