@@ -60,7 +60,10 @@ def ran(monkeypatch):
 
 
 # Programs of a step: GELU forward and backward, and in 16 bits the normalizations.
-@pytest.mark.parametrize(("policy", "programs_of_a_step"), [("float32", 2), ("mixed_bfloat16", 6)])
+@pytest.mark.parametrize(
+    ("policy", "programs_of_a_step"),
+    [pytest.param("float32", 2, marks=pytest.mark.slow), ("mixed_bfloat16", 6)],
+)
 def test_programs_run_for_the_first_sizes_and_kernels_compute_what_they_do(
     policy, programs_of_a_step, ran, monkeypatch
 ):

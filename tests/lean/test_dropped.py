@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from drawn import kept_in_numpy, seed_state
+from gradients_of import compiled
 from in_own_process import run
 from keras import ops
 
@@ -72,7 +73,9 @@ def test_shares_and_pairs_are_those_of_independent_draws(rate):
 
 def test_no_place_drops_more_than_its_share_over_the_steps():
     (first, _), steps = seeds()["this"], 400
-    dropped = sum((~draw((first, step), 0.5, (64, 64))).astype(int) for step in range(steps))
+    draw = compiled(lambda seed: kept(*keys_of(seed, (64,)), 64, 0.5))
+    masks = (ops.convert_to_numpy(draw(seed_state((first, step)))) for step in range(steps))
+    dropped = sum((~mask).astype(int) for mask in masks)
     standard = (dropped - steps / 2) / np.sqrt(steps / 4)
     assert np.abs(standard).max() < 7.5  # of 4096 places one is beyond once in three billion draws
     assert abs(np.mean(standard**2) - 1) < 6 * np.sqrt(2 / standard.size)

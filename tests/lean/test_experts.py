@@ -111,7 +111,10 @@ def of_all(x, chosen, weights, up, down):
     return ops.einsum("etm,emh,te->th", hidden, down, routing)
 
 
-@pytest.mark.parametrize("mode", ["eager", "jit"][keras.backend.backend() == "jax" :])
+JIT = pytest.param("jit", marks=[pytest.mark.slow] * (keras.backend.backend() == "tensorflow"))  # which takes longer
+
+
+@pytest.mark.parametrize("mode", ["eager", JIT][keras.backend.backend() == "jax" :])
 def test_second_derivatives_and_forward_mode(mode):
     chosen, arrays = drawn(13, 1, 8, "collapsed")
     *inputs, upstream = arrays

@@ -63,7 +63,8 @@ def test_targets_outside_the_vocabulary_are_as_in_keras():
     def trained(kind, loss, jit):
         model = build(kind)
         metrics = ["accuracy", keras.metrics.SparseCategoricalCrossentropy(from_logits=True)]
-        model.compile(keras.optimizers.SGD(0.5), loss, metrics=metrics, jit_compile=jit)
+        how = {"jit_compile": True} if jit else {"run_eagerly": True}
+        model.compile(keras.optimizers.SGD(0.5), loss, metrics=metrics, **how)
         return [np.asarray(x) for x in (*model.train_on_batch(tokens, targets), *model.get_weights())], model
 
     keras_own, _ = trained(keras.Model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), True)

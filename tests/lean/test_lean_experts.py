@@ -226,7 +226,7 @@ def test_inspect_counts_products_of_the_loop_once_and_says_so():
         assert sum(one.flops for one in forward if one.counted is counted) == experts * once
 
 
-@pytest.mark.parametrize("name", ["Qwen3Moe", "GptOss"])
+@pytest.mark.parametrize("name", ["Qwen3Moe", pytest.param("GptOss", marks=pytest.mark.slow)])
 def test_stabilize_lets_routers_choose_in_float32(name):
     """On TensorFlow plain Keras fails in 16 bits: blocks of Mixtral and Qwen multiply a loss in float32 by 16 bits."""
     # XLA for CPUs has no attention in float16.
