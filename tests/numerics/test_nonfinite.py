@@ -280,9 +280,7 @@ class Own(layers.Layer):
         (two, 50.0, "exp", "early = ops.exp(1000.0 * x)"),
     ],
 )
-def test_the_operation_that_first_makes_what_is_not_finite_of_finite_or_masked_values_is_named(
-    function, value, operation, line
-):
+def test_the_first_operation_that_overflows_or_mixes_a_mask_in_is_named(function, value, operation, line):
     found = find_nonfinite(sequential(Own(function), features=4), (np.full((2, 4), value, "float32"), normal(2, 1)))
     assert found.operation.lower().startswith(operation) and found.operation.endswith(f": {line}")
 
