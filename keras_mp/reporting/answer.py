@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
@@ -15,7 +15,7 @@ from keras_mp.reporting.html import breakable
 from keras_mp.reporting.table import WIDE, ColumnTable, plain_text
 
 LINES, COLUMNS = 25, 80
-_INDENT = "  "
+INDENT = "  "
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Sentence:
                 text.stylize("bold", 0, len(self.label) + 1)
             yield text
         for line in self.code:
-            yield Text(f"{_INDENT * 2}{line}", style="bold")
+            yield Text(f"{INDENT * 2}{line}", style="bold")
         if self.below is not None:
             yield self.below
 
     def _lines(self, width: int) -> list[str]:
-        return textwrap.wrap(self.words, width, subsequent_indent=_INDENT, break_on_hyphens=False) if self.text else []
+        return textwrap.wrap(self.words, width, subsequent_indent=INDENT, break_on_hyphens=False) if self.text else []
 
     @property
     def words(self) -> str:
@@ -59,7 +59,7 @@ class Sentence:
     @property
     def lines(self) -> int:
         """How many lines it takes on a terminal of `COLUMNS`, which breaks longer lines of code."""
-        code = sum(math.ceil((len(line) + 2 * len(_INDENT)) / COLUMNS) for line in self.code)
+        code = sum(math.ceil((len(line) + 2 * len(INDENT)) / COLUMNS) for line in self.code)
         below = 0 if self.below is None else len(plain_text(self.below, COLUMNS).splitlines())
         return len(self._lines(COLUMNS)) + code + below
 
@@ -87,41 +87,6 @@ def fitting(sentences: Iterable[Sentence], lines: int = LINES) -> list[Sentence]
         place = max(place for place, sentence in enumerate(kept) if sentence.rank == least)
         del kept[place]
     return kept
-
-
-class MemoryBar:
-    """A bar of a memory's parts, and its legend.
-
-    Args:
-        parts: the size of each part, by name.
-        whole: the size of the memory; 0 where it is not known. Where the parts are larger, a line marks its end.
-        written: the words of a part in the legend.
-    """
-
-    _MARKS = "█▓▒░"
-
-    def __init__(self, parts: dict[str, int], whole: int, written: Sequence[str]) -> None:
-        self.parts, self.whole, self.written = parts, whole, written
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = min(options.max_width, COLUMNS) - len(_INDENT)
-        longest = max(self.whole, sum(self.parts.values()), 1)
-        ends, total = [], 0
-        for size in self.parts.values():
-            total += size
-            ends.append(round(width * total / longest))
-        bar = ""
-        for mark, end in zip(self._MARKS, ends, strict=False):
-            bar += mark * (end - len(bar))
-        bar = bar.ljust(width, "·")
-        limit = round(width * self.whole / longest)
-        if 0 < limit < width:
-            bar = f"{bar[:limit]}│{bar[limit + 1 :]}"
-        yield Text(_INDENT + bar)
-        legend = [f"{mark} {words}" for mark, words in zip(self._MARKS, self.written, strict=False)]
-        legend += ["│ the memory's end"] if 0 < limit < width else ["· free"] if limit else []
-        for line in textwrap.wrap("  ".join(legend).replace(" ", "\0").replace("\0\0", "  "), width):
-            yield Text(_INDENT + line.replace("\0", " "))
 
 
 class Details:

@@ -6,8 +6,9 @@ import pytest
 from rich.console import Console
 
 import keras_mp
+from keras_mp.planner.report.compile_table import MemoryBar
 from keras_mp.planner.report.suggestions import Advice
-from keras_mp.reporting.answer import COLUMNS, LINES, MemoryBar, Sentence, fitting
+from keras_mp.reporting.answer import COLUMNS, LINES, Sentence, fitting
 from keras_mp.reporting.table import ColumnTable, plain_text
 from keras_mp.reporting.text import pattern_of
 from tests.reporting.report_examples import advised, compiled

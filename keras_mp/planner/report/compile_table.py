@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.text import Text
 
 from keras_mp.planner.read.collectives import Collective
 from keras_mp.planner.read.matmuls import Matmul
@@ -15,7 +17,7 @@ from keras_mp.planner.report.compilation import Compilation
 from keras_mp.planner.report.suggestions import Advice, patterns
 from keras_mp.planner.time.step_time import interval_of, score
 from keras_mp.precision.chips import CHIPS
-from keras_mp.reporting.answer import MemoryBar, Sentence
+from keras_mp.reporting.answer import COLUMNS, INDENT, Sentence
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import byte_size, listed, pattern_of, shorten_middle, without_numbers
 
@@ -24,6 +26,41 @@ _SEEN = 0.005  # of the peak: what is less is not in the bar
 _ARRAYS = 3  # of a batch, in the first line
 _PACKED = {"int4": "int4, two to a byte"}
 UNALIGNED = "unaligned sizes"
+
+
+class MemoryBar:
+    """A bar of a memory's parts, and its legend.
+
+    Args:
+        parts: the size of each part, by name.
+        whole: the size of the memory; 0 where it is not known. Where the parts are larger, a line marks its end.
+        written: the words of a part in the legend.
+    """
+
+    _MARKS = "█▓▒░"
+
+    def __init__(self, parts: dict[str, int], whole: int, written: Sequence[str]) -> None:
+        self.parts, self.whole, self.written = parts, whole, written
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(options.max_width, COLUMNS) - len(INDENT)
+        longest = max(self.whole, sum(self.parts.values()), 1)
+        ends, total = [], 0
+        for size in self.parts.values():
+            total += size
+            ends.append(round(width * total / longest))
+        bar = ""
+        for mark, end in zip(self._MARKS, ends, strict=False):
+            bar += mark * (end - len(bar))
+        bar = bar.ljust(width, "·")
+        limit = round(width * self.whole / longest)
+        if 0 < limit < width:
+            bar = f"{bar[:limit]}│{bar[limit + 1 :]}"
+        yield Text(INDENT + bar)
+        legend = [f"{mark} {words}" for mark, words in zip(self._MARKS, self.written, strict=False)]
+        legend += ["│ the memory's end"] if 0 < limit < width else ["· free"] if limit else []
+        for line in textwrap.wrap("  ".join(legend).replace(" ", "\0").replace("\0\0", "  "), width):
+            yield Text(INDENT + line.replace("\0", " "))
 
 
 def answer(report: Compilation) -> list[Sentence]:
