@@ -102,6 +102,8 @@ SUMS = [
 if hasattr(layers, "AdaptiveAveragePooling2D"):  # Keras 3.12 has none
     halves = lambda x: x.reshape(2, 2, 64, 64, 3).mean((2, 3))[:, :, None]  # noqa: E731
     SUMS.append(("AdaptiveAveragePooling2D", {"output_size": (2, 1)}, [(128, 64, 3)], halves))
+    rows = lambda x: x.reshape(2, 2, -1, 3).mean(2)  # noqa: E731
+    SUMS.append(("AdaptiveAveragePooling1D", {"output_size": 2}, [(8192, 3)], rows))
 
 
 @pytest.mark.jax
