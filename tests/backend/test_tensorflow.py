@@ -81,14 +81,3 @@ def test_a_process_takes_its_share_of_the_gpus(monkeypatch):
     assert taken == [([gpus[1]], "GPU")]
     with pytest.raises(ValueError, match="would take GPU 2, and its machine has 2: start fewer"):
         workers._take_gpus([2])
-
-
-def test_a_program_that_is_jitted_as_a_whole_has_no_islands():
-    traced = []
-
-    def look():
-        traced.append(has_islands())
-
-    for jitted in (False, True):
-        tf.function(look, jit_compile=jitted, autograph=False)()
-    assert traced == [True, False]
