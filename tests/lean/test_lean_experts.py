@@ -200,8 +200,9 @@ def experts_of(model):
     return [row for row in lean_parts(Walk(model)) if row.kind == "experts"]
 
 
-def test_all_experts_compute_where_a_step_is_divided_over_devices(monkeypatch):
+def test_all_experts_compute_in_inference_and_where_a_step_is_divided_over_devices(monkeypatch):
     """The compiler would gather all tokens to sort them."""
+    assert expert_blocks._computes_chosen(True) and not expert_blocks._computes_chosen(False)
     monkeypatch.setattr(expert_blocks.backend, "is_on_one_device", lambda: False)
     assert not expert_blocks._computes_chosen(True)
 
