@@ -50,7 +50,7 @@ def plan_quantized(plan: ChangePlan, mode: Any, select: Select | None = None) ->
     layers = _quantizable(plan)
     chosen = {path: layer for path, layer in layers.items() if select is None or select(path, layer)}
     reasons = {
-        path: reason for path, layer in chosen.items() if (reason := why_not(layer, config, plan.compute_dtype(layer)))
+        path: reason for path, layer in chosen.items() if (reason := why_not(layer, config, plan.is_wide(layer)))
     }
     if len(reasons) == len(chosen) or (select is not None and reasons):
         none = "It has no layer that Keras quantizes, Dense, EinsumDense or embeddings: 'qat_litert' takes convolutions"
@@ -104,7 +104,7 @@ def decisions(walk: Walk, mode: Any) -> list[Planned]:
     config = mode_of(mode)
     treatments, rows = {QAT: keras.saving.serialize_keras_object(config)}, []
     for path, layer in _quantizable(walk).items():
-        done, reason = quantization_trained_for(layer) is not None, why_not(layer, config, layer.compute_dtype)
+        done, reason = quantization_trained_for(layer) is not None, why_not(layer, config)
         ratio = 0.0 if done or reason else sqnr(layer, config)
         told = reason or f"{ratio:.0f} dB SQNR of its weights after plain {config.mode}"
         pays = not reason and not done and ratio < LOW_SQNR
@@ -116,21 +116,21 @@ def _quantizable(walk: Walk) -> dict[str, Any]:
     return {path: layer for path, layer in walk.layers.items() if isinstance(layer, tuple(WEIGHTS))}
 
 
-def why_not(layer: Any, config: Any, compute_dtype: str) -> str:
-    """Why a layer cannot train for Keras's quantization; empty where it can."""
+def why_not(layer: Any, config: Any, wide: bool = False) -> str:
+    """Why a layer, which may be planned to compute in float32, cannot train for a quantization; or empty."""
     if layer.quantization_mode is not None:
         return f"it is quantized to {layer.quantization_mode}"
     if FLOAT8 in treatments_of(layer):
         return "it computes in FP8"
     if original_class(layer) not in WEIGHTS:
         return "its class has code of its own"
-    if layer.variable_dtype != "float32":
+    if layer.variable_dtype != "float32" and not wide:
         return f"its weights are {layer.variable_dtype}: build the model under 'mixed_{layer.variable_dtype}'"
     if "..." in getattr(layer, "equation", ""):
         return "Keras quantizes no equation with '...'"
     if not layer.built:
         return "it is not built: call the model once on a batch"
-    if config.mode == "int8" and compute_dtype == "float16":
+    if config.mode == "int8" and layer.compute_dtype == "float16" and not wide:
         return "Keras has no int8 in float16: build the model under 'mixed_bfloat16' or 'float32'"
     return ""
 

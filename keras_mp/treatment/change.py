@@ -48,9 +48,13 @@ class ChangePlan(Walk):
         """Names of the treatments that a layer has, or will have."""
         return {*treatments_of(layer), *(name for row in self.rows if row.layer is layer for name in row.treatments)}
 
+    def is_wide(self, layer: Any) -> bool:
+        """Whether a treatment lets a layer compute in float32."""
+        return computes_wide(self.treatments(layer))
+
     def compute_dtype(self, layer: Any) -> str:
         """Dtype that a layer will compute in."""
-        return "float32" if computes_wide(self.treatments(layer)) else layer.compute_dtype
+        return "float32" if self.is_wide(layer) else layer.compute_dtype
 
     def apply(self) -> None:
         """Treats the model and its parts, in place."""
