@@ -298,7 +298,8 @@ def _named(layers: list[str]) -> str:
     if all(layer in whole for layer in layers):
         return whole
     ends = list(dict.fromkeys(layer.rpartition("/")[2] for layer in layers))
-    return f"{', '.join(ends[:_ENDS])}{f' and {len(ends) - _ENDS} other names' if len(ends) > _ENDS else ''}"
+    more = len(ends) - _ENDS
+    return ", ".join(ends[:_ENDS]) + (f" and {more} other name{'s' * (more > 1)}" if more > 0 else "")
 
 
 def _cells(part: Part) -> tuple[str, ...]:

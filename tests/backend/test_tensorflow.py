@@ -5,7 +5,6 @@ if keras.backend.backend() != "tensorflow":
     pytest.skip("the running backend is not TensorFlow", allow_module_level=True)
 
 import tensorflow as tf
-from keras_mp.backend.tensorflow.islands import has_islands
 
 from keras_mp.backend import tensorflow as backend
 from keras_mp.backend.common.device import DeviceInfo
