@@ -25,7 +25,7 @@ def test_language_model_equals_one_device(policy):
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_weights_gathered_in_fewer_bits(policy):
     keras.utils.set_random_seed(3)
-    before = [devices.number(variable) for variable in devices.build(devices.CONFIG).trainable_variables]
+    before = devices.values(devices.build(devices.CONFIG).trainable_variables)
     (one, _), (reordered, _) = devices.language_model(policy, steps=200, orders=(None, np.random.default_rng()))
     moved, noise = devices.distance(before, one), devices.distance(one, reordered)
     print(f"{policy}: 200 steps move the weights by {moved:.2e}, reordered {noise:.2e}")
