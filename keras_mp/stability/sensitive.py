@@ -194,7 +194,7 @@ def _needs_in_16_bits(layer: Any, walk: Walk, output: str | None) -> Iterator[tu
         return
     if layer.activity_regularizer is not None and not isinstance(layer.activity_regularizer, Float32Regularizer):
         yield "regularizer", f"its activity regularizer adds up activations in {low}"
-    if any(float32_activation(getattr(layer, name, None)) is not None for name in ACTIVATION_ATTRIBUTES):
+    if any(float32_activation(vars(layer).get(name)) is not None for name in ACTIVATION_ATTRIBUTES):
         yield "activation", f"its softmax exponentiates and sums in {low}"
     if isinstance(layer, ATTENTION_LAYERS):
         yield "scores", f"it sums attention scores and takes their softmax in {low}"

@@ -146,7 +146,7 @@ def _to_float32_result(layer: Any) -> None:
 
 def _activation_in_float32(layer: Any) -> None:
     for name in ACTIVATION_ATTRIBUTES:
-        wide = float32_activation(getattr(layer, name, None))
+        wide = float32_activation(vars(layer).get(name))
         if wide is not None:
             setattr(layer, name, wide)
 
@@ -175,7 +175,7 @@ def _as_before(layer: Any) -> None:
 
 def _activation_as_before(layer: Any) -> None:
     for name in ACTIVATION_ATTRIBUTES:
-        plain = plain_activation(getattr(layer, name, None))
+        plain = plain_activation(vars(layer).get(name))
         if plain is not None:
             setattr(layer, name, plain)
 

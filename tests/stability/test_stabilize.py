@@ -13,7 +13,7 @@ import keras_mp
 from keras_mp.conversion.to_float32 import to_float32
 from keras_mp.export.verification import relative_difference
 from keras_mp.rebuild.model import rebuild
-from keras_mp.stability.sensitive import sensitive_layers
+from keras_mp.stability.sensitive import float32_activation, sensitive_layers
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 
@@ -27,6 +27,15 @@ def stabilize(model):
 def reloaded(model, tmp_path):
     model.save(tmp_path / "model.keras")
     return keras.saving.load_model(tmp_path / "model.keras", custom_objects=vars(zoo), safe_mode=False)
+
+
+@pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU])
+def test_the_softmax_of_a_recurrent_layer_is_its_cells(kind):
+    model = keras.Sequential([keras.Input((5, 4)), kind(6, recurrent_activation="softmax", dtype="mixed_bfloat16")])
+    before = model.layers[0].cell.recurrent_activation
+    keras_mp.stabilize(model)
+    assert model.layers[0].recurrent_activation is float32_activation(before)
+    assert keras_mp.revert(model).layers[0].cell.recurrent_activation is before
 
 
 def test_normalization_computes_in_float32_and_returns_16_bits():
