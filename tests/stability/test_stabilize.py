@@ -33,7 +33,7 @@ def reloaded(model, tmp_path):
 def test_the_softmax_of_a_recurrent_layer_is_its_cells(kind):
     model = keras.Sequential([keras.Input((5, 4)), kind(6, recurrent_activation="softmax", dtype="mixed_bfloat16")])
     before = model.layers[0].cell.recurrent_activation
-    keras_mp.stabilize(model)
+    stabilize(model)
     assert model.layers[0].recurrent_activation is float32_activation(before)
     assert keras_mp.revert(model).layers[0].cell.recurrent_activation is before
 
