@@ -235,8 +235,8 @@ def audit(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="For a .keras file: an .npz file with arrays x and y; of several inputs, arrays named as they are; of "
-            "several outputs, y:NAME for each."
+            help="For a .keras file: an .npz file with arrays x and y; x/NAME for each of several inputs, y/NAME for "
+            "each of several outputs."
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Number of batches to run.")] = 8,

@@ -10,7 +10,6 @@ import keras
 import numpy as np
 import pytest
 
-from keras_mp.conversion.model_file import input_names
 from keras_mp.numerics.data import batches_of_file, named_arrays
 
 
@@ -72,35 +71,37 @@ def test_several_inputs_and_outputs_are_given_by_name(tmp_path, shape):
     rng = np.random.default_rng()
     arrays = {
         name: rng.normal(size=(8, size)).astype("float32")
-        for name, size in (("height", 2), ("width", 3), ("y:area", 1), ("y:edge", 2))
+        for name, size in (("x/height", 2), ("x/width", 3), ("y/area", 1), ("y/edge", 2))
     }
     weights = rng.uniform(1, 2, 8).astype("float32")
-    report = audited(model, tmp_path, **arrays, **({} if shape is dict else {"sample_weight": weights}))
-    inputs = np.concatenate([arrays["height"], arrays["width"]], 1).astype("float64")
+    report = audited(model, tmp_path, **arrays, **{"sample_weight" if shape is dict else "sample_weight/edge": weights})
+    inputs = np.concatenate([arrays["x/height"], arrays["x/width"]], 1).astype("float64")
     kernel, bias = model.get_layer("area").get_weights()
-    of_area = ((inputs @ kernel + bias - arrays["y:area"]) ** 2).mean(1)
+    of_area = ((inputs @ kernel + bias - arrays["y/area"]) ** 2).mean(1)
     kernel, bias = model.get_layer("edge").get_weights()
-    of_edge = np.abs(arrays["width"].astype("float64") @ kernel + bias - arrays["y:edge"]).mean(1)
-    losses = of_area + of_edge if shape is dict else (of_area + of_edge) * weights
+    of_edge = np.abs(arrays["x/width"].astype("float64") @ kernel + bias - arrays["y/edge"]).mean(1)
+    losses = of_edge * weights + of_area * (1 if shape is list else weights)
     assert np.isclose(report["loss"], losses.mean(), rtol=1e-5)
 
 
-def test_an_input_or_output_that_the_data_lack_is_named(tmp_path):
+def test_an_input_or_output_that_the_data_lack_is_named(tmp_path, monkeypatch):
     first, second = keras.Input((2,), name="first"), keras.Input((2,), name="second")
     added = keras.layers.Add()([first, second])
     outputs = [keras.layers.Dense(1, name=name)(added) for name in ("left", "right")]
     model = keras.Model([first, second], outputs, name="two")
     array = np.ones((4, 2), "float32")
+    labels = {"y/left": array, "y/right": array}
+    monkeypatch.chdir(tmp_path)
     for arrays, said in (
-        (
-            {"first": array, "y": array},
-            "each input of model 'two' (first, second), and y, and holds first, y. It lacks second.",
-        ),
-        ({"first": array, "second": array, "y:left": array[:, :1]}, "as arrays y:left, y:right; it lacks y:right"),
+        ({"x/first": array, **labels}, "must hold x/first, x/second or x/0, x/1, and holds x/first, y/left, y/right"),
+        ({"x/0": array, "x/1": array, "y/left": array}, "must hold y/left, y/right or y/0, y/1, and holds x/0, x/1,"),
+        ({"x": array, **labels}, "must hold x/first, x/second or x/0, x/1, and holds x, y/left"),
+        ({"first": array, **labels}, "array 'first' in 'data.npz' must be named x, y or sample_weight, or for one of"),
+        ({"x/0": array, **labels, "sample_weight/up": array[:, 0]}, "must hold labels for sample_weight/up, and holds"),
     ):
-        np.savez(tmp_path / "data.npz", **arrays)
+        np.savez("data.npz", **arrays)
         with pytest.raises(ValueError) as error:
-            batches_of_file(tmp_path / "data.npz", model, 4)
+            batches_of_file("data.npz", model, 4)
         assert said in str(error.value)
 
 
@@ -116,7 +117,7 @@ class Two(keras.Model):
 
 
 def test_labels_of_a_subclassed_model_are_given_by_name(tmp_path):
-    arrays = {"x": np.ones((3, 2)), "y:right": np.ones((3, 1)), "y:left": np.zeros((3, 1))}
+    arrays = {"x": np.ones((3, 2)), "y/right": np.ones((3, 1)), "y/left": np.zeros((3, 1))}
     np.savez(tmp_path / "data.npz", **arrays)
     (x, y, _), (rest, _, _) = batches_of_file(tmp_path / "data.npz", Two(), 2)
     assert x.shape == (2, 2) and rest.shape == (1, 2)
@@ -155,37 +156,13 @@ def test_a_recipe_which_takes_no_data():
     assert done.returncode == 1 and "a training recipe has data of its own" in done.stderr
 
 
-def test_inputs_called_as_labels_and_weights_are_kept_and_read(tmp_path):
-    inputs = [keras.Input((2,), name=name) for name in ("x", "y", "sample_weight")]
-    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(inputs)))
-    arrays = [np.full((3, 2), value, "float32") for value in range(3)]
-    named = named_arrays(model, (arrays, np.full((3, 1), 9.0), np.full(3, 7.0)))
-    assert sorted(named) == ["sample_weight", "x", "x:sample_weight", "x:y", "y"]
-    np.savez(tmp_path / "data.npz", **named)
-    ((x, y, weights),) = batches_of_file(tmp_path / "data.npz", model, 3)
-    np.testing.assert_equal([*x, y, weights], [*arrays, named["y"], named["sample_weight"]])
-
-
-@pytest.mark.parametrize("shape", [list, dict])
-def test_a_batch_of_several_inputs_and_outputs_is_read_again_by_name(shape, tmp_path):
-    inputs = [keras.Input((2,), name=name) for name in ("a", "b")]
-    outputs = [keras.layers.Dense(1, name="sum")(keras.layers.Add()(inputs))]
-    outputs.append(keras.layers.Dense(1, name="product")(keras.layers.Multiply()(inputs)))
-    x, y, weights = (list(np.random.default_rng().random((2, 3, *size), "float32")) for size in ((2,), (1,), ()))
-    if shape is dict:  # of inputs under other keys than the names of their tensors, by which Keras finds them too
-        inputs, x = dict(zip(("left", "right"), inputs, strict=True)), dict(zip(("a", "b"), x, strict=True))
-        outputs, y, weights = (dict(zip(("sum", "product"), part, strict=True)) for part in (outputs, y, weights))
-    model = keras.Model(inputs, outputs)
-    np.savez(tmp_path / "data.npz", **named_arrays(model, (x, y, weights)))
-    (read,) = batches_of_file(tmp_path / "data.npz", model, 3)
-    np.testing.assert_equal(keras.tree.flatten(read), keras.tree.flatten((x, y, weights)))
-    assert shape is list or list(read[0]) == ["left", "right"]
-
-
-def test_an_ordered_dict_of_inputs_keeps_its_names():
-    tensors = OrderedDict((name, keras.Input((2,), name=name)) for name in ("b", "a"))
+def test_inputs_under_the_names_of_their_tensors_and_in_the_order_of_their_dict(tmp_path):
+    tensors = OrderedDict((key, keras.Input((2,), name=name)) for key, name in (("b", "x"), ("a", "y")))
     model = keras.Model(tensors, keras.layers.Dense(1)(keras.layers.Concatenate()(list(tensors.values()))))
-    assert input_names(model.input) == [tensor.name for tensor in keras.tree.flatten(model.input)]
     arrays = [np.full((3, 2), value) for value in range(2)]
-    named = named_arrays(model, (arrays, None))  # in the order in which Keras flattens
-    assert [int(named[tensor.name][0, 0]) for tensor in keras.tree.flatten(model.input)] == [0, 1]
+    for names in (("b", "a"), ("x", "y"), (0, 1)):
+        x = dict(zip(names, arrays, strict=True)) if names != (0, 1) else arrays
+        np.savez(tmp_path / "data.npz", **named_arrays((x, None)))
+        ((read, y, weights),) = batches_of_file(tmp_path / "data.npz", model, 3)
+        np.testing.assert_equal(read, dict(zip(("b", "a"), arrays, strict=True)))
+        assert list(read) == ["b", "a"] and y is None and weights is None

@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import keras
-
-from keras_mp.conversion.model_file import ModelFileError, input_names, load_model_file
+from keras_mp.conversion.model_file import ModelFileError, load_model_file
 from keras_mp.export.export_report import DeploymentReport, ExportReport
 from keras_mp.export.litert import export_litert
 from keras_mp.export.onnx import export_onnx
 from keras_mp.export.saved_model import export_float32
-from keras_mp.export.verification import ExportError, inputs_of
-from keras_mp.numerics.data import read_arrays
+from keras_mp.export.verification import ExportError
+from keras_mp.numerics.data import inputs_among, read_arrays
 from keras_mp.system.argument_checks import one_of
 
 FORMATS = ("savedmodel", "onnx", "litert", "litert-int8", "litert-int16x8")
@@ -42,10 +39,9 @@ def export_file(
         model_path: a `.keras` file, written on any backend.
         path: a folder or a file that does not exist yet, or is replaced with `overwrite`.
         format: "savedmodel", "onnx", "litert", "litert-int8" or "litert-int16x8".
-        verify: a `.npy` file, or a `.npz` file with the model's inputs by name, or in the order of
-            `keras.tree.flatten`.
-        calibrate: a file of inputs for a quantized format, as for `verify`; or the `.npz` file of
-            `keras-mp audit --data`, with arrays x and y.
+        verify: a `.npy` file of a model's only input, or an `.npz` file of `keras-mp audit --data`: x, or x/NAME for
+            each of several inputs.
+        calibrate: a file of inputs for a quantized format, as for `verify`.
         modules: names of modules to import first: those that define the model's custom layers and functions.
         unsafe: whether to load Python lambdas, too, which can run any code: only for files you trust.
         integer_io: whether a quantized file has integers for inputs and outputs.
@@ -75,11 +71,12 @@ def export_file(
         model = load_model_file(model_path, modules, unsafe=unsafe, compile=False)
     except ModelFileError as error:
         raise ExportError(str(error)) from error
-    batch = None if verify is None else _batch(verify, model)
+    batch, data = (
+        None if file is None else inputs_among(file, read_arrays(file), model) for file in (verify, calibrate)
+    )
     if format == "onnx":
         return export_onnx(model, path, batch, tolerance=tolerance, overwrite=overwrite)
     if format != "savedmodel":
-        data = None if calibrate is None else _calibration_data(calibrate, model)
         return export_litert(
             model,
             path,
@@ -91,25 +88,3 @@ def export_file(
             overwrite=overwrite,
         )
     return export_float32(model, path, batch, tolerance=tolerance, overwrite=overwrite)
-
-
-def _batch(file: str | os.PathLike[str], model: keras.Model) -> Any:
-    """A batch of a model's inputs, as `export_file` describes."""
-    by_name = read_arrays(file)
-    structure = inputs_of(model)
-    names = [] if structure is None else input_names(structure)
-    arrays = [by_name[name] for name in names] if names and by_name.keys() >= {*names} else list(by_name.values())
-    if structure is None or len(arrays) == 1:
-        return arrays[0] if len(arrays) == 1 else arrays
-    if len(arrays) != len(keras.tree.flatten(structure)):
-        raise ExportError(
-            f"{str(file)!r} holds {len(arrays)} arrays, but model {model.name!r} has "
-            f"{len(keras.tree.flatten(structure))} inputs"
-        )
-    return keras.tree.pack_sequence_as(structure, arrays)
-
-
-def _calibration_data(file: str | os.PathLike[str], model: keras.Model) -> Any:
-    arrays = read_arrays(file)
-    one_input = len(keras.tree.flatten(getattr(model, "inputs", None) or [None])) == 1
-    return arrays["x"] if {"x", "y"} <= arrays.keys() and one_input else _batch(file, model)

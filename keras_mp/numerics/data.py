@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from keras_mp.conversion.model_file import input_names
 from keras_mp.lean.chunked_head import ChunkedHead
 from keras_mp.lean.chunked_loss import is_sparse_crossentropy
 from keras_mp.rebuild.notes import original_class
-from keras_mp.rebuild.walk import check_is_model
+from keras_mp.rebuild.walk import check_is_model, inputs_of
 from keras_mp.system.argument_checks import whole_number
 
 
@@ -114,34 +113,49 @@ def dense_array(leaf: Any) -> np.ndarray:
     return leaf if isinstance(leaf, np.ndarray) else keras.ops.convert_to_numpy(leaf)
 
 
-# Batches from an .npz file, its arrays named after what the model takes.
+# Batches in an .npz file: each array under its path in the batch, as "x", "x/height", "y/0" or "sample_weight".
+
+
+def named_arrays(batch: tuple) -> dict[str, Any]:
+    """Arrays of a batch `(x, y, sample_weight)` by path."""
+    parts = dict(zip(("x", "y", "sample_weight"), batch, strict=False))
+    leaves = keras.tree.flatten_with_path(parts)
+    return {"/".join(map(str, path)): array for path, array in leaves if array is not None}
 
 
 def batches_of_file(path: str | os.PathLike[str], model: keras.Model, batch_size: int) -> list[tuple]:
     """Reads the batches of a file.
 
     Args:
-        path: an `.npz` file: `x`, or for a model of several inputs an array named after each input (`x:y` for one that
-            is called y or sample_weight); `y`, or for a model
-            of several outputs an array `y:NAME` for each; and `sample_weight`, or `sample_weight:NAME` for outputs,
-            which may be left out.
+        path: an `.npz` file of arrays named as `named_arrays` does; those of a model's inputs and outputs may have
+            their names instead, `y/NAME`. `sample_weight` may be left out, or be given for some outputs.
         batch_size: the records of a batch; the last may have fewer.
 
     Returns:
-        A list of `(x, y, sample_weight)` in the structure of the model's inputs and outputs.
+        A list of `(x, y, sample_weight)`.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: it is no `.npz` file, lacks an array, holds Python objects, text for a number or a number for text,
             or no records or arrays of different lengths; or batch_size is below 1.
     """
-    path = Path(path)
     whole_number("batch_size", batch_size)
     arrays = read_arrays(path)
-    if "" in arrays:
-        raise ValueError(f"{str(path)!r} is not an .npz file: write one with numpy.savez('data.npz', x=x, y=y)")
-    labels = [name for name in arrays if name == "y" or name.startswith("y:")]
-    whole = _inputs(path, arrays, model), _labels(path, arrays, model) if labels else None, _weights(arrays, model)
+    several = len(getattr(model, "outputs", None) or []) > 1
+    names = _names_for(path, arrays, "y", model.output, model.output_names) if several else _nested(arrays, "y")
+    labels = [name for name in keras.tree.flatten(names) if name is not None]
+    weights = [name for name in arrays if name.startswith("sample_weight/")]
+    if lost := [name for name in weights if f"y{name.removeprefix('sample_weight')}" not in labels]:
+        raise ValueError(
+            f"{str(path)!r} must hold labels for {', '.join(lost)}, and holds {', '.join(labels) or 'none'}"
+        )
+    whole = (
+        inputs_among(path, arrays, model),
+        keras.tree.map_structure(arrays.get, names),
+        keras.tree.map_structure(lambda name: arrays.get(f"sample_weight{name[1:]}"), names)
+        if weights
+        else arrays.get("sample_weight"),
+    )
     used = [array for array in keras.tree.flatten(whole) if array is not None]
     lengths = {len(array) if array.ndim else None for array in used}
     if len(lengths) != 1 or not lengths - {0, None}:
@@ -153,8 +167,52 @@ def batches_of_file(path: str | os.PathLike[str], model: keras.Model, batch_size
     ]
 
 
+def inputs_among(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], model: keras.Model) -> Any:
+    """The inputs of a model among a file's arrays."""
+    structure = inputs_of(model)
+    if structure is None:  # a subclassed model takes what its call() is given
+        names = _nested(arrays, "x")
+        if names is None:
+            raise ValueError(f"{str(path)!r} must hold x, and holds {', '.join(arrays) or 'none'}")
+        return keras.tree.map_structure(arrays.get, names)
+    titles = input_names(structure)
+    names = _names_for(path, arrays, "x", structure, titles)
+    for name, title, tensor in zip(keras.tree.flatten(names), titles, keras.tree.flatten(structure), strict=True):
+        if (arrays[name].dtype.kind in "US") != (tensor.dtype == "string"):
+            raise ValueError(
+                f"array {name!r} in {str(path)!r} is of dtype {arrays[name].dtype}, and input {title!r} of model "
+                f"{model.name!r} takes {tensor.dtype}"
+            )
+    return keras.tree.map_structure(arrays.get, names)
+
+
+def _names_for(path: Any, arrays: dict[str, np.ndarray], part: str, structure: Any, titles: list[str]) -> Any:
+    """The name of the array for each tensor of a structure."""
+    leaves = keras.tree.flatten_with_path(structure)
+    orders = [
+        ["/".join(map(str, (part, *keys))) for keys, _ in leaves],
+        *([f"{part}/{key}" for key in keys] for keys in (titles, [tensor.name for _, tensor in leaves])),
+        [f"{part}/{place}" for place in range(len(leaves))] if len(leaves) > 1 else [part],
+    ]
+    for order in orders:
+        if arrays.keys() >= {*order}:
+            return keras.tree.pack_sequence_as(structure, order)
+    wanted = " or ".join(", ".join(order) for order in (orders[1], orders[-1])) if len(leaves) > 1 else part
+    raise ValueError(f"{str(path)!r} must hold {wanted}, and holds {', '.join(arrays) or 'none'}")
+
+
+def _nested(names: Iterable[str], part: str) -> Any:
+    """Names of a part as the lists and dicts of their paths."""
+    if part in names:
+        return part
+    below = [name.removeprefix(f"{part}/").partition("/")[0] for name in names if name.startswith(f"{part}/")]
+    nested = {key: _nested(names, f"{part}/{key}") for key in below}
+    places = [str(place) for place in range(len(nested))]
+    return ([nested[place] for place in places] if nested.keys() == {*places} else nested) or None
+
+
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Arrays of a file by name, of an `.npy` ""."""
+    """Arrays of a file by name, of an `.npy` x."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
@@ -166,12 +224,11 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
-            return {"": loaded}
+            return {"x": loaded}
         arrays = {}
         with loaded:
             for name in loaded.files:
                 arrays[name] = loaded[name]
-        return arrays
     except OSError:
         raise
     except Exception as error:  # zipfile, zlib, NumPy and Python's tokenizer raise a dozen kinds for damaged files
@@ -186,118 +243,12 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         raise ValueError(
             f"{str(path)!r} is not an .npz or .npy file: write one with numpy.savez('data.npz', x=x, y=y)"
         ) from error
-
-
-def _is_taken(name: str) -> bool:
-    """Whether an array of this name holds labels or weights."""
-    return name.partition(":")[0] in ("y", "sample_weight")
-
-
-def _array_name(input_name: str) -> str:
-    """The name of an input's array."""
-    return f"x:{input_name}" if _is_taken(input_name) else input_name
-
-
-def _inputs(path: Path, arrays: dict[str, np.ndarray], model: keras.Model) -> Any:
-    if not getattr(model, "inputs", None):  # a subclassed model takes what its call() is given
-        others = {name.removeprefix("x:"): array for name, array in arrays.items() if not _is_taken(name)}
-        if not others:
-            raise ValueError(f"{str(path)!r} must hold arrays named x and y, and holds {', '.join(arrays) or 'none'}")
-        return others.get("x", others)
-    inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-    tensors = keras.tree.flatten(inputs)
-    names = [_array_name(name) for name in input_names(inputs)]
-    if len(tensors) == 1 and "x" in arrays:
-        names = ["x"]
-    if missing := [name for name in names if name not in arrays]:
-        wanted = (
-            "arrays named x and y"
-            if len(tensors) == 1
-            else f"an array named after each input of model {model.name!r} ({', '.join(names)}), and y"
-        )
-        lacks = "" if len(tensors) == 1 else f" It lacks {', '.join(missing)}."
-        raise ValueError(f"{str(path)!r} must hold {wanted}, and holds {', '.join(arrays) or 'none'}.{lacks}")
-    for name, title, tensor in zip(names, input_names(inputs), tensors, strict=True):
-        text = arrays[name].dtype.kind in "US"
-        if text != (tensor.dtype == "string"):
-            raise ValueError(
-                f"array {name!r} in {str(path)!r} is of dtype {arrays[name].dtype}, and input {title!r} of model "
-                f"{model.name!r} takes {tensor.dtype}"
-            )
-    return keras.tree.pack_sequence_as(inputs, [arrays[name] for name in names])
-
-
-def _labels(path: Path, arrays: dict[str, np.ndarray], model: keras.Model) -> Any:
-    outputs = getattr(model, "outputs", None) or []
-    if not outputs and "y" not in arrays:  # a subclassed model, which puts out a dict
-        return {name.removeprefix("y:"): array for name, array in arrays.items() if name.startswith("y:")}
-    if len(outputs) < 2:
-        if "y" not in arrays:
-            raise ValueError(f"{str(path)!r} must hold the labels of model {model.name!r} as y: it has one output")
-        return arrays["y"]
-    structure, names = model.output, _output_names(model)
-    if missing := [name for name in names if f"y:{name}" not in arrays]:
+    if unknown := [name for name in arrays if name.partition("/")[0] not in ("x", "y", "sample_weight")]:
         raise ValueError(
-            f"{str(path)!r} must hold labels for each output of model {model.name!r}, as arrays "
-            f"{', '.join(f'y:{name}' for name in names)}; it lacks {', '.join(f'y:{name}' for name in missing)}"
+            f"array {unknown[0]!r} in {str(path)!r} must be named x, y or sample_weight, or for one of several x/NAME, "
+            "y/NAME or sample_weight/NAME"
         )
-    return keras.tree.pack_sequence_as(structure, [arrays[f"y:{name}"] for name in names])
-
-
-def _weights(arrays: dict[str, np.ndarray], model: keras.Model) -> Any:
-    weights = {name.partition(":")[2]: array for name, array in arrays.items() if name.startswith("sample_weight:")}
-    if not weights:
-        return arrays.get("sample_weight")
-    if len(getattr(model, "outputs", None) or []) < 2:
-        return weights
-    return keras.tree.pack_sequence_as(model.output, [weights.get(name) for name in _output_names(model)])
-
-
-def _output_names(model: keras.Model) -> list[str]:
-    """The names of a model's outputs, in flattened order."""
-    if isinstance(model.output, dict) and not isinstance(model.output, OrderedDict):
-        return sorted(model.output)
-    return list(model.output) if isinstance(model.output, dict) else list(model.output_names)
-
-
-def named_arrays(model: keras.Model, batch: tuple) -> dict[str, Any]:
-    """Arrays of a batch under the names that `batches_of_file` reads.
-
-    Args:
-        batch: `(x, y, sample_weight)`; the last two may be None.
-
-    Returns:
-        The arrays by name. Several that the model has no names for are numbered: `x_0`, `x_1`.
-    """
-    x, y, sample_weight = (*batch, None, None)[:3]
-    functional = not isinstance(model, keras.Sequential) and getattr(model, "inputs", None)
-    inputs = [_array_name(name) for name in input_names(model.input)] if functional else []
-    # Keras also finds the arrays of a dict by the names of the tensors.
-    keys = dict(zip((tensor.name for tensor in keras.tree.flatten(model.input)), inputs, strict=True)) if inputs else {}
-    outputs = _output_names(model) if len(getattr(model, "outputs", None) or []) > 1 else []
-    return {
-        **_named(x, "x", keys, inputs),
-        **_named(y, "y", {}, [f"y:{name}" for name in outputs]),
-        **_named(sample_weight, "sample_weight", {}, [f"sample_weight:{name}" for name in outputs]),
-    }
-
-
-def _named(part: Any, name: str, keys: dict[str, str], names: list[str]) -> dict[str, Any]:
-    """The arrays of a part, named by keys or order."""
-    given: dict[str, Any]
-    if isinstance(part, dict) and not any(keras.tree.is_nested(array) for array in part.values()):
-        given = {
-            keys.get(key) or _array_name(key) if name == "x" else f"{name}:{key}": array for key, array in part.items()
-        }
-    else:
-        arrays = keras.tree.flatten(part)
-        if len(arrays) == 1:
-            given = {name: arrays[0]}
-        elif len(arrays) == len(names):
-            given = dict(zip(names, arrays, strict=True))
-        else:
-            given = {f"{name}_{place}": array for place, array in enumerate(arrays)}
-    return {key: array for key, array in given.items() if array is not None}
+    return arrays
 
 
 # Random batches of given shapes, for a model whose data is not at hand.

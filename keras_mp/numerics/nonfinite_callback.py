@@ -35,7 +35,7 @@ class NonFiniteFinder(keras.callbacks.Callback):
     Attributes:
         found: the `NonFinite`, or None.
         path: the path of the written batch, or None; `keras-mp audit --data` and `numpy.load` read it. Its arrays are
-            named x, y and sample_weight, or after the inputs and outputs of a model that has several.
+            named x, y and sample_weight, or one of several x/NAME or x/0.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -122,7 +122,7 @@ class NonFiniteFinder(keras.callbacks.Callback):
     def _write(self, batch: tuple) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"nonfinite_step_{self._step}.npz"
-        arrays: dict[str, Any] = {name: _storable(array) for name, array in named_arrays(self.model, batch).items()}
+        arrays: dict[str, Any] = {name: _storable(array) for name, array in named_arrays(batch).items()}
         with atomic_write(path) as partial, partial.open("wb") as file:
             np.savez(file, **arrays)
         return path

@@ -12,7 +12,7 @@ import zoo
 from keras import layers
 
 from keras_mp.export.from_file import export_file
-from keras_mp.export.verification import ExportError
+from keras_mp.numerics.data import named_arrays
 
 needs_what_makes_the_files = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("tensorflow", "tf2onnx", "onnxruntime")),
@@ -50,12 +50,12 @@ def test_the_command_with_the_data_of_an_audit(tmp_path):
 def test_onnx_and_litert_files_of_several_inputs(tmp_path):
     model, batch = zoo.build("dict_of_inputs", "mixed_float16")
     model.save(tmp_path / "model.keras")
-    np.savez(tmp_path / "batch.npz", a=batch["a"], b=batch["b"])
+    np.savez(tmp_path / "batch.npz", **named_arrays((batch,)))
     for format in ("onnx", "litert"):
         report = export_file(tmp_path / "model.keras", tmp_path / format, format, tmp_path / "batch.npz")
         assert report.path.is_file() and report.max_difference <= 1e-5
-    with pytest.raises(ExportError, match="holds 1 arrays|must have the structure"):
-        np.savez(tmp_path / "one.npz", a=batch["a"])
+    with pytest.raises(ValueError, match="must hold x/a, x/b or x/0, x/1, and holds x/a"):
+        np.savez(tmp_path / "one.npz", **{"x/a": batch["a"]})
         export_file(tmp_path / "model.keras", tmp_path / "int8", "litert-int8", calibrate=tmp_path / "one.npz")
 
 

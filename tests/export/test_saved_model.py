@@ -226,7 +226,7 @@ def test_a_write_that_fails_half_way_leaves_nothing(tmp_path):
 def test_command_line(tmp_path):
     model, batch = zoo.build("dict_of_inputs", "mixed_bfloat16")
     model.save(tmp_path / "model.keras")
-    np.savez(tmp_path / "batch.npz", a=batch["a"], b=batch["b"])
+    np.savez(tmp_path / "batch.npz", **{"x/a": batch["a"], "x/b": batch["b"]})
     files = ["model.keras", "out", "--verify", "batch.npz"]
     done = command_line.run("export", *files, "--json", cwd=tmp_path, backend="tensorflow")
     assert done.returncode == 0, done.stderr

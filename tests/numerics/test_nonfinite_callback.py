@@ -7,6 +7,7 @@ from faults import first_overflow, normal, normalized, scale_only
 from keras import layers
 
 import keras_mp
+from keras_mp.numerics.data import batches_of_file
 
 
 def model_of(optimizer="sgd", dtype="float32"):
@@ -97,6 +98,60 @@ def test_the_monitor_points_to_it():
     x, y = np.full((64, 4), np.nan, "float32"), normal(64, 1)
     with pytest.warns(UserWarning, match="keras_mp.numerics.find_nonfinite"):
         fit(model, x, y, keras_mp.PrecisionMonitor(max_consecutive_skips=2))
+
+
+class Nested(keras.Model):
+    """A model whose inputs and outputs are known only when it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1)
+
+    def call(self, x):
+        return {"left": [self.dense(part) for part in x["parts"]], "right": self.dense(x["whole"])}
+
+
+def kept_cases():
+    """Models, each with x, y and sample_weight of 4 records."""
+    a, b = keras.Input((2,), name="a"), keras.Input((3,), name="b")
+    left, right = (layers.Dense(1, name=name)(layers.Concatenate()([a, b])) for name in ("left", "right"))
+    x, y, weights = [normal(4, 2), normal(4, 3)], [normal(4, 1), normal(4, 1)], [np.ones(4), np.arange(4.0)]
+    by_name = {"a": x[0], "b": x[1]}
+    y_by_name, weights_by_name = (dict(zip(("left", "right"), part, strict=True)) for part in (y, weights))
+    one = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    return {
+        "array": (one, x[0], y[0], weights[1]),
+        "dict of inputs": (keras.Model([a, b], left), by_name, y[0], None),
+        "inputs": (keras.Model({"a": a, "b": b}, left), x, y[0], weights[1]),
+        "outputs": (keras.Model({"a": a, "b": b}, [left, right]), by_name, y, weights),
+        "outputs by name": (keras.Model([a, b], [left, right]), x, y_by_name, None),
+        "dict of outputs": (keras.Model([a, b], {"left": left, "right": right}), x, y_by_name, weights_by_name),
+        "nested": (
+            Nested(),
+            {"parts": [x[0], normal(4, 2)], "whole": normal(4, 2)},
+            {"left": y, "right": normal(4, 1)},
+            {"left": weights, "right": weights[1]},
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "case", ["array", "dict of inputs", "inputs", "outputs", "outputs by name", "dict of outputs", "nested"]
+)
+def test_the_batch_that_it_keeps_is_read_again_and_taken_by_keras(tmp_path, case):
+    model, x, y, weights = kept_cases()[case]
+    model.compile("sgd", "mse", run_eagerly=True)
+    expected = model.evaluate(x, y, sample_weight=weights, verbose=0)
+    values, bad = model.get_weights(), keras.tree.map_structure(np.copy, y)
+    keras.tree.flatten(bad)[0][2] = np.inf
+    finder = keras_mp.NonFiniteFinder(tmp_path)
+    with pytest.warns(UserWarning, match="first in y"):
+        model.fit(x, bad, sample_weight=weights, shuffle=False, verbose=0, callbacks=[finder])
+    (read,) = batches_of_file(finder.path, model, 4)
+    np.testing.assert_equal(keras.tree.flatten(read), keras.tree.flatten((x, bad, weights)))
+    model.set_weights(values)
+    read_y = keras.tree.pack_sequence_as(read[1], keras.tree.flatten(y))
+    assert model.evaluate(read[0], read_y, sample_weight=read[2], verbose=0) == expected
 
 
 @pytest.mark.slow
