@@ -113,17 +113,17 @@ class Nested(keras.Model):
 
 def kept_cases():
     """Models, each with x, y and sample_weight of 4 records."""
-    a, b = keras.Input((2,), name="a"), keras.Input((3,), name="b")
+    a, b = keras.Input((2,), name="sample_weight"), keras.Input((3,), name="x")
     left, right = (layers.Dense(1, name=name)(layers.Concatenate()([a, b])) for name in ("left", "right"))
     x, y, weights = [normal(4, 2), normal(4, 3)], [normal(4, 1), normal(4, 1)], [np.ones(4), np.arange(4.0)]
-    by_name = {"a": x[0], "b": x[1]}
+    by_name = {"sample_weight": x[0], "x": x[1]}
     y_by_name, weights_by_name = (dict(zip(("left", "right"), part, strict=True)) for part in (y, weights))
     one = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
     return {
         "array": (one, x[0], y[0], weights[1]),
         "dict of inputs": (keras.Model([a, b], left), by_name, y[0], None),
-        "inputs": (keras.Model({"a": a, "b": b}, left), x, y[0], weights[1]),
-        "outputs": (keras.Model({"a": a, "b": b}, [left, right]), by_name, y, weights),
+        "inputs": (keras.Model({"sample_weight": a, "x": b}, left), x, y[0], weights[1]),
+        "outputs": (keras.Model({"sample_weight": a, "x": b}, [left, right]), by_name, y, weights),
         "outputs by name": (keras.Model([a, b], [left, right]), x, y_by_name, None),
         "dict of outputs": (keras.Model([a, b], {"left": left, "right": right}), x, y_by_name, weights_by_name),
         "nested": (
