@@ -17,10 +17,7 @@ from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.rebuild.quantized_policies import group_count, logits_stop_gradients
 from keras_mp.rebuild.walk import LOW_PRECISION, Walk
 from keras_mp.stability.accumulate import SumsInFloat32
-from keras_mp.stability.float32_layers import (
-    RESULT_MIXINS,
-    Float32Regularizer,
-)
+from keras_mp.stability.float32_layers import RESULT_MIXINS, Float32Regularizer
 from keras_mp.stability.output_layers import ATTENTION_LAYERS, NORMALIZATIONS, calls_steps, output_layers, reached
 from keras_mp.system.packages import LIBRARIES, package_of
 from keras_mp.treatment.change import Planned

@@ -28,6 +28,7 @@ from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.optimizers import compile_arguments as arguments_of
 from keras_mp.rebuild.optimizers import held_optimizers, unwrapped, without_default
 from keras_mp.rebuild.walk import LOW_PRECISION, Walk, check_is_model
+from keras_mp.reporting.text import listed
 from keras_mp.stability.attention import attended_by
 from keras_mp.stability.stabilized import plan_float32
 from keras_mp.system.argument_checks import takes
@@ -357,10 +358,9 @@ def _told_after(walk: Walk, jit: Support) -> dict[str, str]:
 
 def _named(layers: Sequence[keras.layers.Layer]) -> str:
     """The names of layers, or where they are too long for a line, how many of each kind there are."""
-    *first, last = [layer.name for layer in layers]
-    names = f"{', '.join(first)} and {last}" if first else last
-    if len(names) < _WIDTH // 2 + 3:
-        return names
+    names = [layer.name for layer in layers]
+    if len(", ".join(names)) < _WIDTH // 2:
+        return listed(names, _WIDTH, "layers")
     kinds = Counter(original_class(layer).__name__ for layer in layers)
     return f"{_layers(len(layers))} ({', '.join(f'{count} {kind}' for kind, count in kinds.most_common())})"
 
