@@ -84,7 +84,7 @@ def doctor(
     if chips:
         _print_chips()
         return
-    from keras_mp.precision.doctor import main as print_doctor
+    from keras_mp.cli.environment import main as print_doctor
 
     print_doctor()
 
@@ -380,7 +380,7 @@ def export(
             f"export writes files with TensorFlow, which is not installed: {install_command('tensorflow')}"
         )
     import_keras()
-    from keras_mp.export.from_file import export_file
+    from keras_mp.cli.export_file import export_file
 
     report = export_file(
         model,
@@ -470,7 +470,7 @@ def _step(
         return step_of_file(Path(model), size, length, imports or (), unsafe=unsafe)
     _check_no_file_options(imports, unsafe)
     from keras_mp.backend.common.device import absent_chip
-    from keras_mp.training.function_step import step_of_function
+    from keras_mp.cli.function_step import step_of_function
     from keras_mp.training.training_recipe import find_model_function
 
     with quiet_stderr(), absent_chip(chip):  # a recipe's data sets import TensorFlow on JAX too
@@ -515,7 +515,3 @@ def main() -> None:
             raise
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -11,9 +11,9 @@ from rich.console import Console
 import keras_mp.precision.hardware
 import keras_mp.precision.policy
 import keras_mp.system.host
-from keras_mp.precision import doctor as doctor_module
+from keras_mp.cli import environment
+from keras_mp.cli.environment import configured_backend, main
 from keras_mp.precision.chips import CHIPS
-from keras_mp.precision.doctor import configured_backend, main
 from keras_mp.precision.hardware import Device
 
 
@@ -58,10 +58,10 @@ def test_what_pays_agrees_with_what_auto_chooses(monkeypatch):
 
 
 def test_the_compilers_of_chips_that_are_not_there(monkeypatch):
-    monkeypatch.setattr(doctor_module, "has_chip", lambda: False)
-    monkeypatch.setattr(doctor_module, "_installed", lambda module: True)
+    monkeypatch.setattr(environment, "has_chip", lambda: False)
+    monkeypatch.setattr(environment, "_installed", lambda module: True)
     assert "Set JAX_PLATFORMS=cpu" in flat(page())
-    monkeypatch.setattr(doctor_module, "has_chip", lambda: True)
+    monkeypatch.setattr(environment, "has_chip", lambda: True)
     assert "JAX_PLATFORMS" not in page()
 
 
@@ -89,8 +89,8 @@ def test_the_page_of_every_chip(monkeypatch):
 
 def test_missing_extras(monkeypatch):
     absent = {"sklearn", "matplotlib", "onnx"}
-    installed = doctor_module._installed
-    monkeypatch.setattr(doctor_module, "_installed", lambda module: module not in absent and installed(module))
+    installed = environment._installed
+    monkeypatch.setattr(environment, "_installed", lambda module: module not in absent and installed(module))
     text = flat(page())
     assert 'pip install -e ".[data]"' in text and 'pip install -e ".[plots]"' in text
     assert '.[jax]"' not in text and "every extra is installed" not in text
@@ -98,7 +98,7 @@ def test_missing_extras(monkeypatch):
 
 def test_missing_backend(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "jax")
-    monkeypatch.setattr(doctor_module, "_installed", lambda module: module != "jax")
+    monkeypatch.setattr(environment, "_installed", lambda module: module != "jax")
     text = flat(page())
     assert "Keras is set to the backend 'jax', which is not installed." in text
     assert 'Way out: export KERAS_BACKEND=tensorflow, or pip install -e ".[jax]"' in text
@@ -107,7 +107,7 @@ def test_missing_backend(monkeypatch):
 
 def test_no_backend_at_all(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
-    monkeypatch.setattr(doctor_module, "_installed", lambda module: module == "keras")
+    monkeypatch.setattr(environment, "_installed", lambda module: module == "keras")
     text = flat(page())
     assert 'Way out: pip install -e ".[tensorflow]"' in text
     assert "KERAS_BACKEND=" not in text
@@ -131,7 +131,7 @@ def test_an_accelerator_that_the_backend_does_not_see(monkeypatch, tmp_path):
     monkeypatch.setattr(keras_mp.precision.hardware, "list_devices", lambda: [PLAIN_CPU])
     package = {"tensorflow": "tensorflow[and-cuda]", "jax": "jax[cuda13]"}[keras.backend.backend()]
     assert f'does not see: pip install "{package}"' in flat(page())
-    monkeypatch.setattr(doctor_module, "_installed", lambda module: module == "keras")
+    monkeypatch.setattr(environment, "_installed", lambda module: module == "keras")
     assert f'pip install -e ".[{keras.backend.backend()}]" "{package}"' in flat(page())
     monkeypatch.undo()
     with_nvidia_driver(monkeypatch, tmp_path)
@@ -163,7 +163,7 @@ sys.meta_path.insert(0, Hide())
 import importlib.util
 find_spec = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name == {name!r} else find_spec(name, package)
-from keras_mp.precision.doctor import main
+from keras_mp.cli.environment import main
 main()
 print(sorted({{"keras", "tensorflow", "jax"}} & set(sys.modules)))
 """

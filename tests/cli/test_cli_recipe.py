@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from keras_mp.cli import app
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COMMANDS = ("train", "inspect", "audit", "bench")
 
 MINE = '''"""Lines through points."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import pytest
 
-from keras_mp.training.function_step import step_of_function
+from keras_mp.cli.function_step import step_of_function
 
 
 def model_of(width):

@@ -15,7 +15,7 @@ import typer
 
 from keras_mp import cli
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

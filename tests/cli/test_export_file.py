@@ -11,7 +11,7 @@ import pytest
 import zoo
 from keras import layers
 
-from keras_mp.export.from_file import export_file
+from keras_mp.cli.export_file import export_file
 from keras_mp.numerics.data import named_arrays
 
 needs_what_makes_the_files = pytest.mark.skipif(
