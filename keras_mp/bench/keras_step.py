@@ -80,7 +80,6 @@ def of_model(model: keras.Model, batch: tuple, precision: str) -> Workload:
     Args:
         model: a model, compiled for training, in the precision.
         batch: `(x, y)` or `(x, y, sample_weight)` of numpy arrays.
-        precision: the name of the precision.
     """
     device = hardware.current_device()
     shape = keras.tree.flatten(batch)[0].shape

@@ -23,24 +23,15 @@ _SHARED = {
 
 
 class WorkloadError(RuntimeError):
-    """A workload could not be built or run.
+    """A workload could not be built or run."""
 
-    Args:
-        kind: the kind of failure: "cannot run", "out of memory" or "failed".
-        reason: the reason, in a line.
-    """
-
-    def __init__(self, kind: str, reason: str):
+    def __init__(self, kind: str, reason: str):  # kind: "cannot run", "out of memory" or "failed"
         super().__init__(f"{kind}: {reason}")
         self.kind, self.reason = kind, reason
 
 
 class Process:
-    """A running `keras_mp.bench.worker`.
-
-    Args:
-        environment: variables to set there, besides those that are set here.
-    """
+    """A running `keras_mp.bench.worker`, with more environment variables."""
 
     def __init__(self, environment: Mapping[str, str] = {}, paths: Sequence[str] = ()) -> None:
         self._errors = tempfile.TemporaryFile()

@@ -83,11 +83,7 @@ def benchmark(
 
 
 def check_precisions(compare: Sequence[str]) -> list[str]:
-    """The precisions to measure, float32 first.
-
-    Raises:
-        ValueError: one is not known, or there is none to compare with float32.
-    """
+    """The precisions to measure, float32 first."""
     wanted = [compare] if isinstance(compare, str) else list(compare)
     for name in wanted:
         one_of("compare", name, PRECISIONS)
@@ -102,16 +98,14 @@ def time_in_processes(
     precisions: Sequence[str],
     title: str,
     *,
-    rounds: int = 20,
-    seconds: float = 0.5,
-    log: Callable[[str], None] = lambda text: None,
+    rounds: int,
+    seconds: float,
+    log: Callable[[str], None],
 ) -> BenchmarkReport:
     """Measures what a function makes, each in a process.
 
-    `keras_mp.bench.keras_step` has such functions.
-
     Args:
-        function: "module:function" that takes `precision` besides the arguments.
+        function: "module:function" that takes `precision` besides the arguments, as in `keras_mp.bench.keras_step`.
         precisions: the precisions, float32 first.
     """
     environment = {"KERAS_BACKEND": keras.backend.backend()}

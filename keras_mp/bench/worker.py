@@ -8,9 +8,9 @@ to standard error.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
+import pkgutil
 import re
 import sys
 import traceback
@@ -29,7 +29,7 @@ class _Worker:
 
     def load(self, name: str, function: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Builds a workload and runs its first, compiling, step."""
-        build = _named(function)
+        build = pkgutil.resolve_name(function)
         self.before[name] = resident_bytes() or 0
         workload = self.workloads[name] = build(**arguments)
         first = workload.run(1)
@@ -49,11 +49,6 @@ class _Worker:
         workload.run(1)
         most = peak_process_bytes()
         return None if most is None else most - self.before[name]
-
-
-def _named(function: str) -> Any:
-    module, _, attribute = function.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def main() -> None:

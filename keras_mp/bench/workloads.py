@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from keras_mp.bench.process import Process, WorkloadError
-from keras_mp.system.argument_checks import whole_number
 
 
 class Workload(NamedTuple):
@@ -92,9 +92,6 @@ def compare(
     Args:
         seconds: the seconds that each runs in a round, about; it runs at least one step.
         log: a function that is called with a line of text when a measurement starts.
-
-    Raises:
-        ValueError: for less than one round.
     """
     rows = {task.name: Measured(task.name) for task in tasks}
     with contextlib.closing(_Workers(paths)) as workers:
@@ -112,7 +109,8 @@ def compare(
         for name, run in runs.items():
             run(1)
             second[name] = run(1)
-        steps = {name: steps_per_round(second[name], seconds) for name in runs if not rows[name].problem}
+        running = [name for name in runs if not rows[name].problem]
+        steps = {name: max(1, math.ceil(seconds / max(second[name], 1e-9))) for name in running}
         log(f"{rounds} rounds of {', '.join(f'{count} x {name}' for name, count in steps.items())}")
         for name, times in interleave({name: runs[name] for name in steps}, steps, rounds).items():
             if not rows[name].problem:
@@ -182,15 +180,8 @@ class Spread(NamedTuple):
 
 
 def quartiles(values: Sequence[float]) -> Spread:
-    """Computes quartiles by Hyndman and Fan's definition 7, numpy's default."""
-    if len(values) == 1:
-        return Spread(values[0], values[0], values[0])
-    return Spread(*statistics.quantiles(values, n=4, method="inclusive"))
-
-
-def steps_per_round(seconds_per_step: float, seconds_per_round: float) -> int:
-    """Counts the steps that take so many seconds."""
-    return max(1, math.ceil(seconds_per_round / max(seconds_per_step, 1e-9)))
+    """Computes quartiles as NumPy does by default."""
+    return Spread(*np.quantile(values, (0.25, 0.5, 0.75)).tolist())
 
 
 def interleave(
@@ -203,11 +194,7 @@ def interleave(
 
     Returns:
         The seconds of one step, for each workload and round.
-
-    Raises:
-        ValueError: for less than one round.
     """
-    whole_number("rounds", rounds)
     names = list(runs)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for index in range(rounds):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keras_mp.system.argument_checks import whole_number
+from keras_mp.system.argument_checks import one_of, whole_number
 from keras_mp.system.packages import install_command
 from keras_mp.system.quiet_import import import_keras, import_tensorflow, quiet_stderr
 
@@ -373,6 +373,7 @@ def export(
     Export a model as a SavedModel, an ONNX or a LiteRT file in float32 throughout, or as a LiteRT file in integers.
     """
     _check_writable(html=html)
+    _check_export(format, path, verify, calibrate, integer_io)
     os.environ["KERAS_BACKEND"] = "tensorflow"  # each is made by TensorFlow, whatever the model was trained on
     _find_modules_here()
     if importlib.util.find_spec("tensorflow") is None:
@@ -380,21 +381,44 @@ def export(
             f"export writes files with TensorFlow, which is not installed: {install_command('tensorflow')}"
         )
     import_keras()
-    from keras_mp.cli.export_file import export_file
+    from keras_mp.conversion.model_file import load_model_file
+    from keras_mp.export.litert import export_litert
+    from keras_mp.export.onnx import export_onnx
+    from keras_mp.export.saved_model import export_float32
+    from keras_mp.numerics.data import inputs_among, read_arrays
 
-    report = export_file(
-        model,
-        path,
-        format,
-        verify,
-        calibrate,
-        modules=imports or (),
-        unsafe=unsafe,
-        integer_io=integer_io,
-        tolerance=tolerance,
-        overwrite=overwrite,
-    )
+    loaded = load_model_file(model, imports or (), unsafe=unsafe, compile=False)
+    files = (verify, calibrate)
+    batch, data = (None if file is None else inputs_among(file, read_arrays(file), loaded) for file in files)
+    options: dict[str, Any] = {"verify": batch, "tolerance": tolerance, "overwrite": overwrite}
+    report: Any
+    if format == "savedmodel":
+        report = export_float32(loaded, path, **options)
+    elif format == "onnx":
+        report = export_onnx(loaded, path, **options)
+    else:
+        quantize = None if format == "litert" else format.removeprefix("litert-")
+        report = export_litert(loaded, path, quantize=quantize, calibrate=data, integer_io=integer_io, **options)
     _show(report, html, as_json, details)
+
+
+def _check_export(format: str, path: Path, verify: Path | None, calibrate: Path | None, integer_io: bool) -> None:
+    """Refuses a format that there is not, and options that are not for it."""
+    one_of("--format", format, ("savedmodel", "onnx", "litert", "litert-int8", "litert-int16x8"))
+    quantizes = format.startswith("litert-")
+    if quantizes and calibrate is None:
+        raise ValueError(
+            f"--format {format} needs --calibrate, a .npz or .npy file with hundreds of inputs like those that will "
+            "be served: the ranges of integers are measured on them"
+        )
+    for name, given in (("calibrate", calibrate is not None), ("integer-io", integer_io)):
+        if given and not quantizes:
+            raise ValueError(f"--{name} is for --format litert-int8 and litert-int16x8, not {format!r}")
+    for name, file in (("verify", verify), ("calibrate", calibrate)):
+        if file is not None and not file.exists():
+            raise FileNotFoundError(f"there is no file --{name} {str(file)!r}")
+        if file is not None and path.exists() and path.samefile(file):
+            raise ValueError(f"path {str(path)!r} is the file that --{name} reads: give a new file")
 
 
 def _names(text: str) -> list[str]:

@@ -30,12 +30,7 @@ pre code { display: block; width: fit-content; min-width: 100%; box-sizing: bord
 
 
 def document(title: str, parts: Iterable[str]) -> str:
-    """A whole page as text.
-
-    Args:
-        title: the title of the window.
-        parts: the body, in HTML.
-    """
+    """A whole page: its window's title, and HTML for its body."""
     head = (
         '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"

@@ -23,25 +23,18 @@ def progress(work: str, total: int | None = None) -> Iterator[Tell]:
     if not sys.stderr.isatty():
         yield lambda words, done=0: None
         return
+    from rich import progress as parts
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
     columns = (
-        TextColumn(work),
-        BarColumn(20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
+        parts.TextColumn(work),
+        parts.BarColumn(20),
+        parts.MofNCompleteColumn(),
+        parts.TimeElapsedColumn(),
+        parts.TextColumn("left:"),
+        parts.TimeRemainingColumn(),
+        parts.TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with parts.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda words, done=0: bar.update(task, description=words, advance=done)

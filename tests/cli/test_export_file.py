@@ -11,7 +11,6 @@ import pytest
 import zoo
 from keras import layers
 
-from keras_mp.cli.export_file import export_file
 from keras_mp.numerics.data import named_arrays
 
 needs_what_makes_the_files = pytest.mark.skipif(
@@ -52,31 +51,31 @@ def test_onnx_and_litert_files_of_several_inputs(tmp_path):
     model.save(tmp_path / "model.keras")
     np.savez(tmp_path / "batch.npz", **named_arrays((batch,)))
     for format in ("onnx", "litert"):
-        report = export_file(tmp_path / "model.keras", tmp_path / format, format, tmp_path / "batch.npz")
-        assert report.path.is_file() and report.max_difference <= 1e-5
-    with pytest.raises(ValueError, match="must hold x/a, x/b or x/0, x/1, and holds x/a"):
-        np.savez(tmp_path / "one.npz", **{"x/a": batch["a"]})
-        export_file(tmp_path / "model.keras", tmp_path / "int8", "litert-int8", calibrate=tmp_path / "one.npz")
+        done = command("model.keras", format, "--format", format, "--verify", "batch.npz", "--json", cwd=tmp_path)
+        assert (tmp_path / format).is_file() and json.loads(done.stdout)["max_difference"] <= 1e-5
+    np.savez(tmp_path / "one.npz", **{"x/a": batch["a"]})
+    done = command("model.keras", "int8", "--format", "litert-int8", "--calibrate", "one.npz", cwd=tmp_path)
+    assert done.returncode != 0 and "must hold x/a, x/b or x/0, x/1, and holds x/a" in done.stderr
 
 
+@only_tensorflow
 @pytest.mark.parametrize(
-    "options, error, message",
+    "options, message",
     [
-        ({"format": "tflite"}, ValueError, "'tflite' must be one of 'savedmodel', 'onnx', 'litert', 'litert-int8'"),
-        ({"format": "litert-int8"}, ValueError, "--format litert-int8 needs --calibrate"),
-        ({"calibrate": "data.npz"}, ValueError, "--calibrate is for --format litert-int8 and .*, not 'savedmodel'"),
-        ({"format": "litert", "integer_io": True}, ValueError, "--integer-io is for .*, not 'litert'"),
-        ({"format": "onnx", "calibrate": "data.npz"}, ValueError, "--calibrate is for .* not 'onnx'"),
-        ({"format": "litert-int8", "calibrate": "none.npz"}, FileNotFoundError, "no file --calibrate 'none.npz'"),
-        ({"format": "onnx", "verify": "none.npz"}, FileNotFoundError, "no file --verify 'none.npz'"),
-        ({}, FileNotFoundError, "there is no file 'model.keras'"),
-        ({"format": "onnx"}, FileNotFoundError, "there is no file 'model.keras'"),
+        (["--format", "tflite"], "'tflite' must be one of 'savedmodel', 'onnx', 'litert', 'litert-int8'"),
+        (["--format", "litert-int8"], "--format litert-int8 needs --calibrate"),
+        (["--calibrate", "data.npz"], "--calibrate is for --format litert-int8 and litert-int16x8, not 'savedmodel'"),
+        (["--format", "litert", "--integer-io"], "--integer-io is for --format litert-int8 and litert-int16x8, not 'l"),
+        (["--format", "onnx", "--calibrate", "data.npz"], "--calibrate is for --format litert-int8 and litert-int16x8"),
+        (["--format", "litert-int8", "--calibrate", "none.npz"], "there is no file --calibrate 'none.npz'"),
+        (["--format", "onnx", "--verify", "none.npz"], "there is no file --verify 'none.npz'"),
+        ([], "there is no file 'model.keras'"),
+        (["--format", "onnx"], "there is no file 'model.keras'"),
     ],
 )
-def test_bad_input(options, error, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(error, match=message):
-        export_file("model.keras", "out", **options)
+def test_bad_input(options, message, tmp_path):
+    done = command("model.keras", "out", *options, cwd=tmp_path)
+    assert done.returncode != 0 and message in done.stderr
     assert os.listdir(tmp_path) == []
 
 
@@ -85,8 +84,8 @@ def test_a_model_and_the_data_that_are_read_are_not_overwritten(tmp_path):
     keras.Sequential([keras.Input((3,)), layers.Dense(2)]).save(tmp_path / "m.keras")
     before = (tmp_path / "m.keras").read_bytes()
     np.save(tmp_path / "x.npy", zoo.normal(4, 3))
-    with pytest.raises(FileExistsError, match="a file of something else"):
-        export_file(tmp_path / "m.keras", tmp_path / "m.keras", "onnx", overwrite=True)
-    with pytest.raises(ValueError, match="is the file that --verify reads: give a new file"):
-        export_file(tmp_path / "m.keras", tmp_path / "x.npy", "onnx", tmp_path / "x.npy", overwrite=True)
+    done = command("m.keras", "m.keras", "--format", "onnx", "--overwrite", cwd=tmp_path)
+    assert done.returncode != 0 and "a file of something else" in done.stderr
+    done = command("m.keras", "x.npy", "--format", "onnx", "--verify", "x.npy", "--overwrite", cwd=tmp_path)
+    assert done.returncode != 0 and "is the file that --verify reads: give a new file" in done.stderr
     assert (tmp_path / "m.keras").read_bytes() == before
