@@ -84,9 +84,11 @@ def doctor(
     if chips:
         _print_chips()
         return
-    from keras_mp.cli.environment import main as print_doctor
+    from rich.console import Console
 
-    print_doctor()
+    from keras_mp.cli import environment
+
+    Console().print(environment.doctor())
 
 
 def _print_chips() -> None:

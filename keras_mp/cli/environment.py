@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -31,11 +31,6 @@ _EXTRAS = (
     ("export", ("onnx", "onnxruntime", "tf2onnx"), "ONNX files: export_onnx, `keras-mp export --format onnx`"),
     ("plots", ("matplotlib",), "the pictures of training recipes"),
 )
-
-
-def main(console: Console | None = None) -> None:
-    """Prints the page, by default to the terminal."""
-    (console or Console()).print(doctor())
 
 
 def doctor() -> RenderableType:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 TERA = 1e12
 GIGA = 1e9
@@ -22,16 +23,10 @@ _PCIE_SOURCE = "PCI Express {}.0: {} GT/s a lane, of which 128 of 130 bits are d
 
 @dataclass(frozen=True)
 class Link:
-    """A chip's links to others of its slice or host.
+    """A chip's links to others of its slice or host."""
 
-    Args:
-        name: The name of the links, such as "ICI", "NVLink 4" or "PCIe 4.0 x16".
-        bandwidth: Bytes per second that the chip sends over all of its links together; as much comes in meanwhile.
-        source: The document that the figure is from.
-    """
-
-    name: str
-    bandwidth: float
+    name: str  # such as "ICI", "NVLink 4" or "PCIe 4.0 x16"
+    bandwidth: float  # bytes a second that the chip sends over all of them together; as much comes in meanwhile
     source: str
 
 
@@ -46,13 +41,7 @@ def nvlink(generation: int, links: int) -> Link:
 
 
 def pcie(generation: int, source: str, lanes: int = 16) -> Link:
-    """PCI Express, for GPUs with no NVLink, or a bridge.
-
-    Args:
-        generation: The generation of PCI Express: 3, 4 or 5.
-        source: The document that names generation and lanes.
-        lanes: The number of lanes: 16, or 8.
-    """
+    """PCI Express 3, 4 or 5, for GPUs with no NVLink."""
     rate = _PCIE[generation]
     source = _PCIE_SOURCE.format(generation, rate, lanes) + f"; {source}"
     return Link(f"PCIe {generation}.0 x{lanes}", lanes * rate * 128 / 130 / 8 * GIGA, source)
@@ -66,42 +55,26 @@ class GpuDescription:
     is one (A100, H100, H200, B200, B300, RTX A6000), otherwise the output of deviceQuery on the GPU where a copy of it
     was found; each row of the table says which.
 
-    Args:
-        device_name: The name that the driver reports, without "NVIDIA".
-        cores: The number of multiprocessors.
-        lanes: Float32 lanes of a multiprocessor.
-        threads: The most threads that a multiprocessor holds.
-        shared_per_core: Shared memory of a multiprocessor, in bytes.
-        shared_per_block: The most shared memory that a block may ask for, in bytes.
-        l2: Size of the L2 cache, in bytes.
-        clock: The clock in GHz.
-        memory: Device memory that the driver reports, in bytes.
-        bandwidth: Device memory bandwidth, in bytes per second.
     """
 
-    device_name: str
-    cores: int
-    lanes: int
-    threads: int
-    shared_per_core: int
-    shared_per_block: int
-    l2: int
-    clock: float
-    memory: int
-    bandwidth: int
+    device_name: str  # as the driver reports it, without "NVIDIA"
+    cores: int  # multiprocessors
+    lanes: int  # float32 lanes of a multiprocessor
+    threads: int  # the most that a multiprocessor holds
+    shared_per_core: int  # memory of a multiprocessor, in bytes
+    shared_per_block: int  # the most that a block may ask for, in bytes
+    l2: int  # bytes
+    clock: float  # GHz
+    memory: int  # bytes that the driver reports
+    bandwidth: int  # bytes a second
 
 
 @dataclass(frozen=True)
 class TpuSlices:
-    """Names in libtpu of slices of a TPU not attached.
+    """Names in libtpu of slices of a TPU not attached."""
 
-    Args:
-        family: libtpu's name of the chip, such as "tpu7x".
-        dimensions: The number of dimensions in which its chips are wired: 2 or 3.
-    """
-
-    family: str
-    dimensions: int
+    family: str  # libtpu's name of the chip, such as "tpu7x"
+    dimensions: int  # in which its chips are wired: 2 or 3
 
 
 @dataclass(frozen=True)
@@ -144,9 +117,9 @@ class Chip:
 
     @property
     def host_link(self) -> Link | None:
-        """What one of its devices reads and writes the host's memory over, as much in both directions at once.
+        """PCI Express from one of its devices to the host.
 
-        PCI Express. Of a GPU without NVLink that is `link`; of one with NVLink 16 lanes of the generation that its
+        Of a GPU without NVLink that is `link`; of one with NVLink 16 lanes of the generation that its
         architecture brought: 3 for P100 and V100, 4 for A100, 5 from H100 on (NVIDIA's data sheets, not opened; GPUMAP
         in the table). A GH200 has NVLink-C2C instead, and None. Of TPUs about 15 GB/s a chip (the "How to Scale Your
         Model" book, chapter 2, exercise 3), which is what 16 lanes of generation 3 carry.
@@ -162,10 +135,8 @@ class Chip:
 
     @property
     def device_bytes(self) -> int:
-        """Memory of one device in bytes, as a program finds it: of a GPU what its driver reports, where that is known.
-
-        With error correction that is up to 8% less than the data sheet says.
-        """
+        """Memory of one device in bytes, as a program finds it."""
+        # What a GPU's driver reports is, with error correction, up to 8% less than the data sheet says.
         sheet = self.memory_bytes // self.devices
         return min(sheet, self.compiler.memory) if isinstance(self.compiler, GpuDescription) else sheet
 
@@ -202,12 +173,8 @@ def chip(
     memory: int,
     bandwidth: float,
     source: str,
-    devices: int = 1,
-    compiler: GpuDescription | TpuSlices | None = None,
-    device_kinds: tuple[str, ...] = (),
-    link: Link | None = None,
+    **others: Any,
 ) -> Chip:
     """Builds a row in data sheets' units: teraflops, GiB, GB/s."""
     rates = MappingProxyType({dtype: teraflops * TERA for dtype, teraflops in peak.items()})
-    size, speed = memory * GIB, bandwidth * GIGA
-    return Chip(name, title, vendor, architecture, rates, size, speed, source, devices, compiler, device_kinds, link)
+    return Chip(name, title, vendor, architecture, rates, memory * GIB, bandwidth * GIGA, source, **others)

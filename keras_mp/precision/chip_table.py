@@ -21,8 +21,8 @@ INT8 = "; INT8 from https://hmc-tech.com/gpu/%s"
 A100 = "nvidia-h100-vs-nvidia-a100-sxm-40gb"
 
 
-# NVIDIA's GPUs for data centers.
 # fmt: off
+# NVIDIA's GPUs for data centers.
 NVIDIA_DATA_CENTER_GPUS = (
     chip(
         "p100", "Tesla P100 SXM2", "nvidia", "6.0", {"float32": 10.6, "float16": 21.2}, 16, 732,
@@ -164,8 +164,6 @@ NVIDIA_DATA_CENTER_GPUS = (
         link=nvlink(5, 18),
     ),
 )
-# fmt: on
-
 
 # NVIDIA's GPUs for desktop machines: GeForce, and RTX for workstations. Their rates are those of products that
 # accumulate in float32, which GeForce cards run at half the rate of those that accumulate in float16, FP8 included.
@@ -177,7 +175,6 @@ _AD106 = (
     "https://hardwareluxx.de/index.php/artikel/hardware/grafikkarten/61026-geforce-rtx-4060-ti-mit-8-gb-im-test.html"
 )
 
-# fmt: off
 NVIDIA_DESKTOP_GPUS = (
     chip(
         "rtx2080ti", "GeForce RTX 2080 Ti", "nvidia", "7.5", {"float32": 13.4, "float16": 53.8}, 11, 616,
@@ -265,13 +262,10 @@ NVIDIA_DESKTOP_GPUS = (
         link=pcie(4, GPUMAP),
     ),
 )
-# fmt: on
-
 
 # Google's TPUs.
 _GOOGLE = "Google Cloud documentation, https://docs.cloud.google.com/tpu/docs/"
 
-# fmt: off
 GOOGLE_TPUS = (
     chip(
         "v2", "TPU v2", "google", "v2", {"bfloat16": 45}, 16, 700,
@@ -310,13 +304,10 @@ GOOGLE_TPUS = (
         link=ici(1200, _GOOGLE + "tpu7x"),
     ),
 )
-# fmt: on
-
 
 # AMD's Instinct GPUs.
 _ROCM = "ROCm documentation, https://rocm.docs.amd.com/en/latest/reference/gpu-arch/"
 
-# fmt: off
 AMD_GPUS = (
     chip(
         "mi100", "Instinct MI100", "amd", "gfx908", {"float32": 46.1, "float16": 184.6, "bfloat16": 92.3}, 32, 1228.8,
@@ -335,4 +326,3 @@ AMD_GPUS = (
         "https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html (not opened)",
     ),
 )
-# fmt: on

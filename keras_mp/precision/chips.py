@@ -66,9 +66,6 @@ def _words_of(chip: Chip) -> set[str]:
 def chip_name(text: str) -> str | None:
     """Reads a chip's name as people and runtimes write it.
 
-    Args:
-        text: A name such as "H100", "NVIDIA H100 80GB HBM3", "RTX 4090", "a100-40gb", "TPU v5e" or "TPU v5 lite".
-
     Returns:
         The key in `CHIPS`, or None where no chip is called so, or the text names a form with other figures (a laptop's
         GPU, a MIG slice).
@@ -92,7 +89,7 @@ def find_chip(name: str) -> Chip:
     """Looks a chip up by its name.
 
     Args:
-        name: A key of `CHIPS`, such as "h100", or another spelling that `chip_name` reads.
+        name: A key of `CHIPS`, such as "h100", or another spelling, such as "NVIDIA H100 80GB HBM3".
 
     Returns:
         The chip.
@@ -130,11 +127,7 @@ def parse_target(text: str) -> tuple[Chip, int]:
 
 
 def target_in(text: str) -> tuple[Chip, int] | None:
-    """Reads as `parse_target` does; None without such a chip.
-
-    Raises:
-        ValueError: If there is no such number of them.
-    """
+    """Reads as `parse_target` does; None without such a chip."""
     whole = chip_name(text)
     if whole is not None:
         return CHIPS[whole], 1
@@ -166,12 +159,6 @@ def nearest_hint(text: str, names: Iterable[str]) -> str:
 def identify_chip(device_name: str) -> Chip | None:
     """Finds the chip behind a runtime's name for a device.
 
-    Args:
-        device_name: The name that the runtime gives, such as "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 4090" or "TPU
-            v5 lite".
-
-    Returns:
-        The chip, or None where the name is not in the table or is of a form with other figures (a laptop's GPU, a
-        MIG slice). Of an RTX 4060 Ti the name does not say its memory: the one with 8 GB.
+    It is None as `chip_name` is. Of an RTX 4060 Ti the name does not say its memory: the one with 8 GB.
     """
     return CHIPS.get(chip_name(device_name) or "")

@@ -32,37 +32,25 @@ class Format:
     Sources: IEEE 754-2019, table 3.5 (float16); Micikevicius et al., "FP8 Formats for Deep Learning", 2022
     (arXiv:2209.05433), table 1 (E4M3, E5M2); bfloat16 is float32 with 7 bits of mantissa.
 
-    Attributes:
-        name: "float16", "bfloat16" or "INT8"; or "E4M3", "E5M2", "E2M1", for the bits of exponent and mantissa.
-        dtype: the name of its dtype.
-        mantissa_bits: stored bits of the mantissa.
-        min_exponent: binary exponent of the smallest normal number.
-        max: the largest finite number.
-        saturates: whether keras_mp's cast to it clips a finite value past the largest number: true of 8 and 4 bits.
-        has_nan: whether it has a number for what is not finite.
     """
 
-    name: str
+    name: str  # "float16", "bfloat16" or "INT8"; or "E4M3", "E5M2", "E2M1", for the bits of exponent and mantissa
     dtype: str
-    mantissa_bits: int
-    min_exponent: int
-    max: float
-    saturates: bool = False
-    has_nan: bool = True
+    mantissa_bits: int  # those that are stored
+    min_exponent: int  # the binary exponent of the smallest normal number
+    max: float  # the largest finite number
+    saturates: bool = False  # whether keras_mp's cast to it clips a finite value past that: true of 8 and 4 bits
+    has_nan: bool = True  # whether it has a number for what is not finite
 
     def overflows(self, value: float) -> bool:
-        """Whether a finite number rounds to more than the largest one."""
+        """Whether a finite number rounds past the largest one."""
         return math.isfinite(value) and not bool(np.isfinite(self.round_unclipped(value)))
 
     def round(self, x: Any) -> np.ndarray:
-        """Rounds a NumPy array to the nearest numbers of the format, ties to even.
+        """Rounds float32 numbers to the nearest, ties to even.
 
-        Args:
-            x: float32, of any shape.
-
-        Returns:
-            float32 of x's shape. Past the largest number it is infinite, or that number where the format saturates;
-            there, an infinity or a NaN becomes NaN, as in `cast`.
+        Past the largest number the result is infinite, or that number where the format saturates; there, an infinity or
+        a NaN becomes NaN, as in `cast`.
         """
         x = np.asarray(x, "float32")
         if not self.saturates:
@@ -71,7 +59,7 @@ class Format:
         return self.round_unclipped(np.where(np.isfinite(x), clipped, np.float32(np.nan)))
 
     def round_unclipped(self, x: Any) -> np.ndarray:
-        """Rounds as `round` does, but to infinity or NaN past the largest number, for every format."""
+        """Rounds to infinity or NaN past the largest number."""
         dtype = self.dtype if self.dtype == "float16" else getattr(ml_dtypes, self.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
             return np.asarray(x, "float32").astype(dtype).astype("float32")
@@ -107,14 +95,7 @@ SCALED_FORMATS: Mapping[str, Format] = MappingProxyType({**FLOAT8_FORMATS, "INT8
 
 
 def format_named(name: Any, formats: Mapping[str, Format] = FORMATS) -> Format:
-    """Finds a format by its name.
-
-    Args:
-        name: a name such as "float16" or "E4M3", in any case; a format is returned as it is.
-        formats: the formats to choose from; by default all that the kit knows.
-
-    Returns:
-        The format.
+    """Finds a format by its name, in any case, or returns it.
 
     Raises:
         ValueError: If there is none of that name.
@@ -126,11 +107,7 @@ def format_named(name: Any, formats: Mapping[str, Format] = FORMATS) -> Format:
 
 
 def current_scale(amax: float, format: Format) -> float:
-    """Scales amax to a format's top, by 2^126 at most.
-
-    Returns:
-        The scale; 1 where amax is 0, infinite or NaN.
-    """
+    """The scale of a magnitude, as `scale_to` computes it."""
     return min(format.max / amax, MAX_SCALE) if amax > 0 and math.isfinite(amax) else 1.0
 
 
@@ -196,14 +173,5 @@ def cast(x: Any, format: Format, bits: Any = None) -> Any:
 
 
 def scale_and_cast(x: Any, format: Format, scale: Any) -> Any:
-    """Scales in float32 and casts: `cast(x . scale)`.
-
-    Args:
-        x: floats of any shape.
-        format: a format as `cast` takes it.
-        scale: float32, of a shape that broadcasts to x's.
-
-    Returns:
-        A tensor of `format.dtype`, of x's shape.
-    """
+    """Scales in float32 and casts: `cast(x . scale)`."""
     return cast(keras.ops.cast(x, "float32") * scale, format)

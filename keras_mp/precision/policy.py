@@ -80,16 +80,15 @@ def choose_policy(device: Device | None = None) -> PolicyChoice:
     if device is None and (policy := _asked_about.get()):
         jit = choose_jit(policy, current_device())
         return PolicyChoice(policy, jit.ok, f"The step is to be compiled in {policy}. {jit.reason}")
-    backend = keras.backend.backend()
-    unseen = unseen_accelerators(backend, current_device().kind) if device is None else []
+    unseen = unseen_accelerators(keras.backend.backend(), current_device().kind) if device is None else []
     device = device or current_device()
     for policy in CHOICES:
-        served = _served(policy, device, backend)
+        served = pays(policy, device)
         if served.ok:
             break
     reason = served.reason
     if policy == "float32":
-        reason = f"{_served('mixed_bfloat16', device, backend).reason} So the choice is float32."
+        reason = f"{pays('mixed_bfloat16', device).reason} So the choice is float32."
     jit = choose_jit(device=device)
     return PolicyChoice(policy, jit.ok, " ".join([reason, jit.reason, *unseen]))
 
@@ -146,7 +145,7 @@ def set_global_policy(name: str = "auto") -> PolicyChoice:
         warnings.warn(spoiled, UserWarning, stacklevel=2)
     choice = choose_policy()
     if name != "auto":
-        served = _served(name, device, keras.backend.backend())
+        served = pays(name, device)
         if not served.ok and not _asked_about.get():
             warnings.warn(f"{name}: {served.reason} Use {choice.policy!r} here.", UserWarning, stacklevel=2)
         jit = choose_jit(name, device)
@@ -158,10 +157,7 @@ def set_global_policy(name: str = "auto") -> PolicyChoice:
 
 @contextmanager
 def asked_about(policy: str) -> Iterator[None]:
-    """Sets the policy in which a function builds its model.
-
-    "auto" is then this policy, too.
-    """
+    """Sets the policy in which a function builds its model."""
     token = _asked_about.set(policy)
     try:
         with restored_policy(policy):
@@ -171,10 +167,7 @@ def asked_about(policy: str) -> Iterator[None]:
 
 
 def attention_fault(device: Device) -> str:
-    """Says how plain Keras attends wrongly on a TPU.
-
-    It says what to call, too; "" for other devices.
-    """
+    """Says how plain Keras attends wrongly on a TPU."""
     if device.kind != "tpu" or keras.backend.backend() != "jax":
         return ""
     return (
@@ -206,22 +199,17 @@ def _check(name: str) -> None:
 
 
 def pays(policy: str, device: Device | None = None) -> Support:
-    """Tells whether training under a policy pays on a device.
-
-    As `hardware.support` says, and as was measured with this backend.
+    """Tells whether training under a policy pays, as measured.
 
     Args:
         policy: "float32", "mixed_float16", "mixed_bfloat16", "fp8" or "bfloat16".
         device: The device; by default the one that Keras computes on.
     """
-    return _served(policy, device or current_device(), keras.backend.backend())
-
-
-def _served(policy: str, device: Device, backend: str) -> Support:
+    device = device or current_device()
     served = support(COMPUTES_IN[policy], device)
     if device.kind != "cpu" or COMPUTES_IN[policy] != "bfloat16" or not served.ok:
         return served
-    if backend == "jax":
+    if keras.backend.backend() == "jax":
         if not bfloat16_options():
             needed = "jax 0.12 and Python 3.12 are the first to multiply it fast"
             reason = f"{served.reason} But here bfloat16 measured no faster than float32 with JAX: {needed}."

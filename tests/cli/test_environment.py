@@ -12,14 +12,14 @@ import keras_mp.precision.hardware
 import keras_mp.precision.policy
 import keras_mp.system.host
 from keras_mp.cli import environment
-from keras_mp.cli.environment import configured_backend, main
+from keras_mp.cli.environment import configured_backend, doctor
 from keras_mp.precision.chips import CHIPS
 from keras_mp.precision.hardware import Device
 
 
 def page(width=80):
     console = Console(width=width, record=True, file=open(os.devnull, "w"))
-    main(console)
+    console.print(doctor())
     return console.export_text()
 
 
@@ -163,8 +163,9 @@ sys.meta_path.insert(0, Hide())
 import importlib.util
 find_spec = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name == {name!r} else find_spec(name, package)
-from keras_mp.cli.environment import main
-main()
+from rich.console import Console
+from keras_mp.cli.environment import doctor
+Console().print(doctor())
 print(sorted({{"keras", "tensorflow", "jax"}} & set(sys.modules)))
 """
     environment = {**os.environ, "KERAS_BACKEND": name}
