@@ -16,10 +16,7 @@ from keras_mp.stability._tensorflow_rows import normalize_rows as normalize_rows
 
 
 def fused_attention_in_float32(dtype: str) -> bool:
-    """Whether Keras's fused attention keeps its scores in float32.
-
-    Here it has them in their own dtype.
-    """
+    """Returns False: its scores are in their own dtype."""
     return False
 
 
@@ -53,7 +50,7 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
 
 
 def _gradient_of_dot(op: tf.Operation, upstream: Any) -> tuple[Any, Any]:
-    """The gradients of both operands of `XlaDotV2`, by products that have gradients as well."""
+    """The gradients of `XlaDotV2`, by products that have gradients."""
     left, right = op.inputs
     numbers = xla_data_pb2.DotDimensionNumbers.FromString(op.get_attr("dimension_numbers"))
     labels = iter(string.ascii_letters)

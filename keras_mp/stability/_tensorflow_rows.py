@@ -1,4 +1,4 @@
-"""Layer and RMS normalization over the last axis, as islands in a training step on a CPU.
+"""Layer and RMS normalization as islands of a step on a CPU.
 
     h = (x - mean(x)) r,    r = 1 / sqrt(mean((x - mean(x))^2) + epsilon)     RMS normalization: without the means of x
     y = gamma h + beta
@@ -45,13 +45,13 @@ def normalize_rows(
 
 
 class _How(NamedTuple):
-    """The settings of a call; `scales` and `shifts` tell whether there is a gamma and a beta."""
+    """The settings of a call."""
 
     epsilon: float
     centered: bool
     dtype: str
-    scales: bool
-    shifts: bool
+    scales: bool  # by gamma
+    shifts: bool  # by beta
 
 
 def _forward(x: tf.Tensor, *weights: tf.Tensor, how: _How) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Contractions of 16-bit operands whose result stays in the float32 that the hardware accumulates in."""
+"""Products of 16-bit operands with float32 results."""
 
 from __future__ import annotations
 
@@ -27,11 +27,7 @@ def einsum_float32(equation: str, left: Any, right: Any) -> Any:
     Args:
         equation: an equation as for einsum, such as "abc,cd->abd": two operands, no ellipsis, no label that stands in
             one operand and nowhere else.
-        left: a tensor in float16 or bfloat16.
-        right: a tensor of the same dtype.
-
-    Returns:
-        A float32 tensor.
+        left, right: tensors, both in float16 or both in bfloat16.
     """
     operands, out = equation.split("->")
     left_labels, right_labels = operands.split(",")
@@ -60,25 +56,11 @@ def last_axis(rank: int) -> str:
 
 
 def product_float32(equation: str, left: Any, right: Any) -> Any:
-    """Contracts two tensors into float32, without a gradient.
-
-    It is for code that has a gradient of its own.
-
-    Args:
-        equation: an equation as for `einsum_float32`.
-        left: a tensor in float16, bfloat16 or float32.
-        right: a tensor of the same dtype.
-
-    Returns:
-        A float32 tensor.
-    """
+    """Contracts tensors as `einsum_float32`, float32 ones too, without a gradient."""
     if keras.backend.standardize_dtype(left.dtype) == "float32":
         return keras.ops.einsum(equation, left, right)
     return engine.einsum_float32(equation, left, right)
 
 
 class SumsInFloat32:
-    """Marks a layer whose product adds up in float32.
-
-    `stabilize` need not see to it.
-    """
+    """Marks a layer whose product adds up in float32 by itself."""

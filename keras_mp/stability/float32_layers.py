@@ -1,4 +1,4 @@
-"""The sensitive parts of layers, in float32: mixins for a layer's class, activations, a regularizer."""
+"""The sensitive parts of layers in float32, as mixins."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ engine = backend.engine_of(__package__)
 
 
 class Float32Inside:
-    """Computes in float32, and returns the dtype of `precision`.
-
-    So what follows is not slowed down.
-    """
+    """Computes in float32, and returns the dtype of `precision`."""
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         return keras.tree.map_structure(self._lowered, super().call(*args, **kwargs))  # type: ignore[misc]
@@ -60,20 +57,20 @@ class Float32BatchNormalization(Float32Inside):
         keras_own = keras.layers.BatchNormalization
         return issubclass(cls, keras_own) and (cls.call, cls._moments) == (keras_own.call, keras_own._moments)
 
-    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+    def call(self: Any, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         # What stands here is private to Keras's layer, or newer than the oldest version: renorm.
-        takes_moments = training and self.trainable and not self.synchronized and not getattr(self, "renorm", False)  # type: ignore[attr-defined]
+        takes_moments = training and self.trainable and not self.synchronized and not getattr(self, "renorm", False)
         dtype = keras.backend.standardize_dtype(inputs.dtype)
         # Where the result is wider than the input, as in a model that was exported, it must not be rounded on the way.
-        last = self.axis in (-1, len(inputs.shape) - 1)  # type: ignore[attr-defined]
+        last = self.axis in (-1, len(inputs.shape) - 1)
         reads = mask is None and last and dtype in (precision_of_layer(self), "float32")
         if takes_moments and reads:
-            result = engine.normalize_batch(inputs, self.gamma, self.beta, self.epsilon)  # type: ignore[attr-defined]
+            result = engine.normalize_batch(inputs, self.gamma, self.beta, self.epsilon)
             if result is not None:
                 outputs, *moments = result
-                for moving, moment in zip((self.moving_mean, self.moving_variance), moments, strict=True):  # type: ignore[attr-defined]
+                for moving, moment in zip((self.moving_mean, self.moving_variance), moments, strict=True):
                     wide = keras.ops.cast(moving, "float32")
-                    moving.assign(wide * self.momentum + moment * (1.0 - self.momentum))  # type: ignore[attr-defined]
+                    moving.assign(wide * self.momentum + moment * (1.0 - self.momentum))
                 return self._lowered(outputs)
         return super().call(keras.ops.cast(inputs, "float32"), training=training, mask=mask)
 
@@ -90,32 +87,22 @@ class Float32RowNormalization(Float32Inside):
         keras_own = (keras.layers.LayerNormalization, keras.layers.RMSNormalization)
         return any(issubclass(cls, own) and cls.call is own.call for own in keras_own)
 
-    def call(self, inputs: Any) -> Any:
-        axes = [self.axis] if isinstance(self.axis, int) else list(self.axis)  # type: ignore[attr-defined]
+    def call(self: Any, inputs: Any) -> Any:
+        axes = [self.axis] if isinstance(self.axis, int) else list(self.axis)
         # rms_scaling, which Keras warns of, is neither of the two.
         if axes not in ([-1], [len(inputs.shape) - 1]) or getattr(self, "rms_scaling", False):
             return self._plain(inputs)
         rms = isinstance(self, keras.layers.RMSNormalization)
-        gamma, beta = (self.scale, None) if rms else (self.gamma, self.beta)  # type: ignore[attr-defined]
-        return engine.normalize_rows(
-            self._plain,
-            inputs,
-            gamma,
-            beta,
-            self.epsilon,  # type: ignore[attr-defined]
-            centered=not rms,
-            dtype=precision_of_layer(self),
-        )
+        gamma, beta = (self.scale, None) if rms else (self.gamma, self.beta)
+        settings = {"centered": not rms, "dtype": precision_of_layer(self)}
+        return engine.normalize_rows(self._plain, inputs, gamma, beta, self.epsilon, **settings)
 
     def _plain(self, inputs: Any) -> Any:
         return super().call(keras.ops.cast(inputs, "float32"))
 
 
 class Float32Losses:
-    """Adds losses of the layer's own code in float32.
-
-    On TensorFlow Keras cannot add a 16-bit one to the model's.
-    """
+    """Adds losses in float32: on TensorFlow Keras adds no others up."""
 
     def add_loss(self, loss: Any) -> None:
         super().add_loss(keras.tree.map_structure(_widened, loss))  # type: ignore[misc]
@@ -128,73 +115,54 @@ class Float32Operation:
         return keras.ops.cast(super().call(keras.ops.cast(x, "float32")), x.dtype)  # type: ignore[misc]
 
 
-class Float32Result:
-    """Multiplies 16-bit operands into float32, for an output layer.
+class Float32Product:
+    """Multiplies 16-bit operands into float32, for an output layer."""
 
-    Bias and activation are in float32, too.
-    """
-
-    def _product(self, equation: str, inputs: Any, kernel: Any) -> Any:
-        dtype = precision_of_layer(self)
+    def _product(self, equation: str, inputs: Any, kernel: Any, dtype: str = "") -> Any:
+        dtype = dtype or precision_of_layer(self)
         low = (keras.ops.cast(inputs, dtype), keras.ops.cast(kernel, dtype))
         return keras.ops.einsum(equation, *low) if dtype == "float32" else einsum_float32(equation, *low)
-
-    def _finished(self, x: Any) -> Any:
-        if self.bias is not None:  # type: ignore[attr-defined]
-            x = keras.ops.add(x, keras.ops.cast(self.bias, "float32"))  # type: ignore[attr-defined]
-        return x if self.activation is None else self.activation(x)  # type: ignore[attr-defined]
-
-    def _quantized_product(self, equation: str, inputs: Any) -> Any:
-        """The layer's result where Keras quantized its weights, but for bias and activation; None for Keras's own call.
-
-        That takes inputs in float32, where it quantizes them, or multiplies integers: nothing is rounded to 16 bits.
-        """
-        if not keeps_float_inputs(self):
-            return None
-        x = self._product(equation, inputs, dequantized_weights(self, precision_of_layer(self)))
-        if self.lora_enabled:  # type: ignore[attr-defined]
-            names = ("lora_kernel_a", "lora_kernel_b")
-            a, b = (keras.ops.cast(getattr(self, name), "float32") for name in names)
-            low_rank = keras.ops.einsum(equation, keras.ops.cast(inputs, "float32"), a)
-            x = keras.ops.add(x, self.lora_alpha / self.lora_rank * keras.ops.matmul(low_rank, b))  # type: ignore[attr-defined]
-        return x
 
     def _widened(self, inputs: Any) -> Any:
         return keras.ops.cast(keras.ops.cast(inputs, precision_of_layer(self)), "float32")
 
 
-class Float32ResultDense(Float32Result):
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        return self._finished(self._product(last_axis(len(inputs.shape)), inputs, self.kernel))  # type: ignore[attr-defined]
+class Float32Result(Float32Product):
+    """Dense or EinsumDense, with bias and activation in float32, too."""
 
-    def quantized_call(self, inputs: Any, training: bool | None = None) -> Any:
-        x = self._quantized_product(last_axis(len(inputs.shape)), inputs)
-        return super().quantized_call(self._widened(inputs)) if x is None else self._finished(x)  # type: ignore[misc]
+    def call(self: Any, inputs: Any, training: bool | None = None) -> Any:
+        return self._finished(self._product(self._equation(inputs), inputs, self.kernel))
+
+    def quantized_call(self: Any, inputs: Any, training: bool | None = None) -> Any:
+        # Keras's own, which quantizes its inputs or multiplies integers, rounds nothing to 16 bits.
+        if not keeps_float_inputs(self):
+            return super().quantized_call(self._widened(inputs))  # type: ignore[misc]
+        equation = self._equation(inputs)
+        x = self._product(equation, inputs, dequantized_weights(self, precision_of_layer(self)))
+        if self.lora_enabled:
+            a, b = (keras.ops.cast(matrix, "float32") for matrix in (self.lora_kernel_a, self.lora_kernel_b))
+            low_rank = keras.ops.einsum(equation, keras.ops.cast(inputs, "float32"), a)
+            x = keras.ops.add(x, self.lora_alpha / self.lora_rank * keras.ops.matmul(low_rank, b))
+        return self._finished(x)
+
+    def _equation(self, inputs: Any) -> str:
+        return getattr(self, "equation", "") or last_axis(len(inputs.shape))
+
+    def _finished(self: Any, x: Any) -> Any:
+        if self.bias is not None:
+            x = keras.ops.add(x, keras.ops.cast(self.bias, "float32"))
+        return x if self.activation is None else self.activation(x)
 
 
-class Float32ResultEinsumDense(Float32Result):
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        return self._finished(self._product(self.equation, inputs, self.kernel))  # type: ignore[attr-defined]
-
-    def quantized_call(self, inputs: Any, training: bool | None = None) -> Any:
-        x = self._quantized_product(self.equation, inputs)  # type: ignore[attr-defined]
-        return super().quantized_call(self._widened(inputs)) if x is None else self._finished(x)  # type: ignore[misc]
-
-
-class Float32ResultReversibleEmbedding(Float32Result):
-    def call(self, inputs: Any, reverse: bool = False) -> Any:
+class Float32ResultReversibleEmbedding(Float32Product):
+    def call(self: Any, inputs: Any, reverse: bool = False) -> Any:
         if not reverse:
             return self._lowered(super().call(inputs))  # type: ignore[misc]
-        kernel = keras.ops.transpose(self.embeddings) if self.tie_weights else self.reverse_embeddings  # type: ignore[attr-defined]
-        equation = last_axis(len(inputs.shape))
-        if self.reverse_dtype == "float32":  # type: ignore[attr-defined]
-            wide = (keras.ops.cast(inputs, "float32"), keras.ops.cast(kernel, "float32"))
-            logits = keras.ops.einsum(equation, *wide)
-        else:
-            logits = self._product(equation, inputs, kernel)
-        return self._capped(logits)
+        kernel = keras.ops.transpose(self.embeddings) if self.tie_weights else self.reverse_embeddings
+        dtype = "float32" if self.reverse_dtype == "float32" else ""
+        return self._capped(self._product(last_axis(len(inputs.shape)), inputs, kernel, dtype))
 
-    def quantized_call(self, inputs: Any, reverse: bool = False) -> Any:
+    def quantized_call(self: Any, inputs: Any, reverse: bool = False) -> Any:
         if not reverse:
             return self._lowered(super().quantized_call(inputs))  # type: ignore[misc]
         if not keeps_float_inputs(self):
@@ -226,11 +194,10 @@ class Float32Scores:
     The attributes read here are private to Keras's attention layers, which give no public way to change one step.
     """
 
-    _dot_product_equation: str
-    _combine_equation: str
-
-    def _attend(self, operands: tuple[Any, Any], value: Any, mask: Any, training: bool | None) -> tuple[Any, Any]:
-        scores = einsum_float32(self._dot_product_equation, *operands) * self._scale()
+    def _attend(
+        self: Any, operands: tuple[Any, Any], value: Any, mask: Any, training: bool | None, scale: float, rate: float
+    ) -> tuple[Any, Any]:
+        scores = einsum_float32(self._dot_product_equation, *operands) * scale
         axes = len(getattr(self, "_attention_axes", (1,)))
         if mask is not None:
             for _ in range(len(scores.shape) - len(mask.shape)):
@@ -243,30 +210,20 @@ class Float32Scores:
             over = tuple(range(rank - axes, rank))
             normalized = keras.ops.exp(scores - keras.ops.logsumexp(scores, axis=over, keepdims=True))
         probabilities = keras.ops.cast(normalized, value.dtype)
-        kept = self._dropout_layer(probabilities, training=training) if self._rate() > 0 else probabilities  # type: ignore[attr-defined]
+        kept = self._dropout_layer(probabilities, training=training) if rate > 0 else probabilities
         return keras.ops.einsum(self._combine_equation, kept, value), probabilities
 
-    def _fused(self, query: Any, return_scores: bool) -> bool:
-        dtype = keras.backend.standardize_dtype(query.dtype)
-        explicit = self._rate() > 0 or return_scores or len(query.shape) != 4
-        return dtype == "float32" or (not explicit and engine.fused_attention_in_float32(dtype))
 
-    def _scale(self) -> float:
-        raise NotImplementedError
-
-    def _rate(self) -> float:
-        raise NotImplementedError
+def _fused_in_float32(query: Any, explicit: bool) -> bool:
+    """Whether Keras's attention has float32 scores, explicit or not."""
+    dtype = keras.backend.standardize_dtype(query.dtype)
+    fused = not explicit and len(query.shape) == 4 and engine.fused_attention_in_float32(dtype)
+    return dtype == "float32" or fused
 
 
 class Float32MultiHeadScores(Float32Scores):
-    def _scale(self) -> float:
-        return self._inverse_sqrt_key_dim  # type: ignore[attr-defined]
-
-    def _rate(self) -> float:
-        return self._dropout  # type: ignore[attr-defined]
-
     def _compute_attention(
-        self,
+        self: Any,
         query: Any,
         key: Any,
         value: Any,
@@ -274,28 +231,24 @@ class Float32MultiHeadScores(Float32Scores):
         training: bool | None = None,
         return_attention_scores: bool = False,
     ) -> tuple[Any, Any]:
-        if self._fused(query, return_attention_scores):
+        scale, rate = self._inverse_sqrt_key_dim, self._dropout
+        if _fused_in_float32(query, rate > 0 or return_attention_scores):
             return super()._compute_attention(  # type: ignore[misc]
                 query, key, value, attention_mask, training, return_attention_scores
             )
-        return self._attend((key, query), value, attention_mask, training)
+        return self._attend((key, query), value, attention_mask, training, scale, rate)
 
 
 class Float32GroupedQueryScores(Float32Scores):
-    def _scale(self) -> float:
-        return self._inverse_sqrt_head_dim  # type: ignore[attr-defined]
-
-    def _rate(self) -> float:
-        return self.dropout  # type: ignore[attr-defined]
-
     def _compute_attention(
-        self, query: Any, key: Any, value: Any, attention_mask: Any = None, training: bool | None = None
+        self: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, training: bool | None = None
     ) -> tuple[Any, Any]:
-        if self._fused(query, self._return_attention_scores):  # type: ignore[attr-defined]
+        scale, rate = self._inverse_sqrt_head_dim, self.dropout
+        if _fused_in_float32(query, rate > 0 or self._return_attention_scores):
             return super()._compute_attention(  # type: ignore[misc]
                 query, key, value, attention_mask=attention_mask, training=training
             )
-        return self._attend((query, key), value, attention_mask, training)
+        return self._attend((query, key), value, attention_mask, training, scale, rate)
 
 
 @keras.saving.register_keras_serializable("keras_mp")
@@ -313,8 +266,8 @@ class Float32Regularizer(keras.regularizers.Regularizer):
 
 
 RESULT_MIXINS = {
-    keras.layers.Dense: Float32ResultDense,
-    keras.layers.EinsumDense: Float32ResultEinsumDense,
+    keras.layers.Dense: Float32Result,
+    keras.layers.EinsumDense: Float32Result,
     keras.layers.ReversibleEmbedding: Float32ResultReversibleEmbedding,
 }
 SCORES_MIXINS = {

@@ -1,4 +1,4 @@
-"""Layers that compute a model's outputs, and the calls of a model's layers, traced by its shapes."""
+"""Layers that compute a model's outputs, by graph or trace."""
 
 from __future__ import annotations
 
@@ -36,11 +36,7 @@ PASSING_ON = (
 
 
 def calls_steps(layer: keras.Operation) -> bool:
-    """Whether a layer ignores the dtype of the layer within.
-
-    As Keras's TimeDistributed does: it calls the `call()` of the layer in it, and not the layer, so that inputs and
-    weights come in its own dtype.
-    """
+    """Whether a layer calls one within in its own dtype, as TimeDistributed."""
     steps = keras.layers.TimeDistributed
     return isinstance(layer, steps) and original_class(layer).call is steps.call
 
@@ -108,17 +104,15 @@ def _returned_by_call(walk: Walk) -> dict[int, str]:
 
 
 def _computing(layer: Any) -> dict[int, str]:
-    """A layer that computes an output, and the layer that it may have as its activation."""
+    """A layer that computes an output, and its activation."""
     activation = getattr(layer, "activation", None)
     layers = [layer, activation] if isinstance(activation, keras.layers.Layer) else [layer]
     return {id(one): "the model's output" for one in layers}
 
 
 def reached(walk: Walk) -> Iterator[tuple[str, Any]]:
-    """A model and its layers by path, without those inside attention.
-
-    Its softmax is a sublayer, which the treatment of the scores leaves unused.
-    """
+    """Walks a model by path, without what is inside attention."""
+    # Its softmax is a sublayer, which the treatment of the scores leaves unused.
     seen: set[int] = set()
 
     def visit(layer: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -151,11 +145,7 @@ class Traced(NamedTuple):
 
 
 def trace_layers(model: keras.Model, layers: Iterable[keras.layers.Layer]) -> Traced | None:
-    """Traces a built model by its shapes, noting layers' calls.
-
-    Returns:
-        None where its code cannot be traced with inputs of one dtype, or its shapes are not known.
-    """
+    """Traces layers' calls of a model by its shapes, where it can."""
     watched = [("", layer) for layer in {id(layer): layer for layer in layers}.values()]
     for dtype in ("float32", "int32"):  # Keras does not record it
         try:

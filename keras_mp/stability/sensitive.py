@@ -1,4 +1,4 @@
-"""Which layers of a model must not run in low precision, and why."""
+"""Finds the layers that must not run in low precision."""
 
 from __future__ import annotations
 
@@ -49,10 +49,7 @@ ADAPTIVE_POOLING = tuple(
 
 
 def long_sum_of(layer: keras.Operation) -> str:
-    """Says which long sum a layer has in 16 bits.
-
-    A long sum is of more than a few numbers; empty where it has none.
-    """
+    """Says which sum of many numbers a layer has, or nothing."""
     if isinstance(layer, keras.layers.GlobalAveragePooling1D):
         return "the steps of a masked sequence"
     if isinstance(layer, keras.layers.Dot) and layer.normalize:
@@ -84,7 +81,7 @@ def sums_one_operand(equation: str) -> bool:
 
 
 def _copies(layer: Any) -> float:
-    """How often a layer that merges repeats the smallest of its inputs; infinite along an axis of unknown length."""
+    """How often a layer that merges repeats its smallest input."""
     shapes = _input_shapes(layer)
     # As Keras does, an input of lower rank is repeated along the axes after the batch's.
     rank = max(map(len, shapes), default=0)
@@ -139,23 +136,16 @@ def _needs_as_operation(operation: keras.Operation) -> Iterator[tuple[str, str]]
 
 
 def logits_of_routers(walk: Walk) -> list[Any]:
-    """Lists Dense layers that make the logits of KerasHub's routers."""
-    return [one for layer in walk.every for one in walk.children[id(layer)] if makes_router_logits(layer, one)]
+    """Lists Dense layers in KerasHub's that make logits of experts."""
+    parents = [layer for layer in walk.every if package_of(original_class(layer)) == "keras_hub"]
+    dense = [(of, one) for of in parents for one in walk.children[id(of)] if isinstance(one, keras.layers.Dense)]
+    return [one for of, one in dense if one.units == getattr(of, "num_experts", None)]
 
 
 def is_router(layer: Any) -> bool:
     """Whether a layer of KerasHub weighs experts, in its dtype."""
     cls = original_class(layer)
     return package_of(cls) == "keras_hub" and cls.__name__.endswith("Router")
-
-
-def makes_router_logits(layer: Any, child: Any) -> bool:
-    """Whether a Dense layer makes the logits that choose experts.
-
-    It is one in a layer of KerasHub.
-    """
-    of_experts = isinstance(child, keras.layers.Dense) and child.units == getattr(layer, "num_experts", None)
-    return of_experts and package_of(original_class(layer)) == "keras_hub"
 
 
 def _needs_with_steps(layer: Any, walk: Walk, outputs: dict[int, str]) -> Iterator[tuple[str, str]]:
@@ -182,7 +172,7 @@ def _needs(layer: Any, walk: Walk, output: str | None) -> Iterator[tuple[str, st
 
 def _needs_in_16_bits(layer: Any, walk: Walk, output: str | None) -> Iterator[tuple[str, str]]:
     # Keras's own code calls it for regularizers only.
-    if "add_loss" in names_in_own_code(layer):
+    if any("add_loss" in names_in(code) for code in _own_code(layer)):
         dtypes = {part.compute_dtype for part in (layer, *walk.below(layer))}
         for low in sorted(dtypes & set(LOW_PRECISION)):
             yield "losses", f"its add_loss may add a loss in {low}, which does not add up with the model's in float32"
@@ -238,15 +228,10 @@ def _computes_angles(sines: list[CodeType]) -> bool:
 
 
 def _rounds_arguments(layer: Any) -> bool:
-    """Whether a functional model calls a layer on float32 tensors, which Keras rounds before its code reads them."""
+    """Whether Keras rounds a layer's float32 inputs before its code reads them."""
     # Private, as a layer has no public list of the calls that a graph makes.
     tensors = [tensor for node in layer._inbound_nodes for tensor in node.input_tensors]
     return layer.autocast and any(tensor.dtype == "float32" for tensor in tensors)
-
-
-def names_in_own_code(layer: keras.Operation) -> set[str]:
-    """The names that code in a layer's own class uses."""
-    return set().union(*map(names_in, _own_code(layer)))
 
 
 def _own_code(layer: keras.Operation) -> list[CodeType]:
@@ -266,7 +251,7 @@ def names_in(code: CodeType) -> set[str]:
 
 
 def _rounds_groups(layer: keras.Operation) -> bool:
-    """Whether Keras reads the numbers of a layer's groups, kept in float32, in a dtype that is too coarse for them."""
+    """Whether Keras rounds the numbers of a layer's groups."""
     casts = layer.autocast and layer.compute_dtype != layer.variable_dtype
     return casts and group_count(layer) > WHOLE_NUMBERS[layer.compute_dtype]
 
@@ -280,7 +265,7 @@ def _output_treatment(layer: Any, inner: list[Any]) -> str:
 
 
 def _computes_plainly(layer: keras.Operation) -> bool:
-    """Whether the layer's product is that of Keras's own class, which a subclass with a `call()` of its own changes."""
+    """Whether a layer's product is that of Keras's own class."""
     if isinstance(layer, SumsInFloat32):
         return True
     cls = original_class(layer)
@@ -294,19 +279,12 @@ ACTIVATION_ATTRIBUTES = ("activation", "recurrent_activation")
 
 
 class Activation(NamedTuple):
-    """An activation, without what `functools.partial` puts around it.
+    """An activation, without what `functools.partial` puts around it."""
 
-    Attributes:
-        function: the callable: a function, an object or a layer; `keras.activations.linear` for None.
-        arguments: the arguments that are bound to it by name.
-        name: the name, for messages; that of the class where the callable has none.
-        registered: the name that Keras saves a function by; "" of another callable.
-    """
-
-    function: Any
-    arguments: dict[str, Any]
-    name: str
-    registered: str
+    function: Any  # the callable: a function, an object or a layer; `keras.activations.linear` for None
+    arguments: dict[str, Any]  # those that are bound to it by name
+    name: str  # for messages; that of the class where the callable has none
+    registered: str  # the name that Keras saves a function by; "" of another callable
 
 
 def activation_of(given: Any) -> Activation:

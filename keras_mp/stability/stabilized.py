@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import keras
 
@@ -96,7 +97,7 @@ def stabilize(model: keras.Model) -> keras.Model:
 
 
 def plan_float32(plan: ChangePlan) -> list[Planned]:
-    """Plans what `stabilize` does; returns the rows of what needs float32."""
+    """Plans what `stabilize` does; returns what needs float32."""
     sensitive = find(plan)
     plan.rows += [*sensitive, *(Planned("", part, {ATTENTION: None}) for part in attending(plan))]
     missed = [f"{row.path!r}: {row.reason}" for row in sensitive if not row.treatments]
@@ -106,19 +107,12 @@ def plan_float32(plan: ChangePlan) -> list[Planned]:
     return sensitive
 
 
-@dataclasses.dataclass(frozen=True)
-class _Before:
-    """What a layer was before it computed in float32.
-
-    Attributes:
-        policy: the dtype policy of the layer.
-        autocast: whether the layer cast its inputs.
-        wide: the paths of the weights that were float32, once the layer was built.
-    """
+class _Before(NamedTuple):
+    """What a layer was before it computed in float32."""
 
     policy: Any
-    autocast: bool
-    wide: frozenset[str]
+    autocast: bool  # whether it cast its inputs
+    wide: frozenset[str]  # the paths of its weights that were float32, once it was built
 
 
 def _note(layer: Any) -> None:
@@ -144,11 +138,11 @@ def _to_float32_result(layer: Any) -> None:
     layer.autocast = False  # its inputs go down to 16 bits: not first up to float32
 
 
-def _activation_in_float32(layer: Any) -> None:
+def _exchange_activations(layer: Any, other: Callable[[Any], Any]) -> None:
     for name in ACTIVATION_ATTRIBUTES:
-        wide = float32_activation(vars(layer).get(name))
-        if wide is not None:
-            setattr(layer, name, wide)
+        exchanged = other(vars(layer).get(name))
+        if exchanged is not None:
+            setattr(layer, name, exchanged)
 
 
 def _regularizer_in_float32(layer: Any) -> None:
@@ -171,13 +165,6 @@ def _as_before(layer: Any) -> None:
     for variable in own_variables(layer) if policy.variable_dtype != "float32" else ():
         if variable.path not in before.wide:
             narrow(variable, policy.variable_dtype)
-
-
-def _activation_as_before(layer: Any) -> None:
-    for name in ACTIVATION_ATTRIBUTES:
-        plain = plain_activation(vars(layer).get(name))
-        if plain is not None:
-            setattr(layer, name, plain)
 
 
 def _regularizer_as_before(layer: Any) -> None:
@@ -208,10 +195,7 @@ def _inside(original: type, names: Any = ()) -> type:
 
 
 def result_mixin(original: type, names: Any) -> type | None:
-    """The mixin that multiplies 16-bit operands into float32.
-
-    An FP8 layer does so by itself, and needs none.
-    """
+    """The mixin for float32 results; None of an FP8 layer."""
     float8 = FLOAT8 in names or issubclass(original, SumsInFloat32)
     return None if float8 else _by_base(RESULT_MIXINS, original)
 
@@ -227,7 +211,10 @@ _TREATMENTS = {
     "result": Treatment(result_mixin, _to_float32_result, _as_before, wide=True),
     # Attention's scores in float32.
     "scores": Treatment(lambda original, names: _by_base(SCORES_MIXINS, original)),
-    "activation": Treatment(apply=_activation_in_float32, undo=_activation_as_before),
+    "activation": Treatment(
+        apply=partial(_exchange_activations, other=float32_activation),
+        undo=partial(_exchange_activations, other=plain_activation),
+    ),
     "regularizer": Treatment(apply=_regularizer_in_float32, undo=_regularizer_as_before),
     # The groups of int4 weights by numbers that are exact.
     "groups": Treatment(lambda original, names: ExactGroups),

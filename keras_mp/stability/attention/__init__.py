@@ -1,4 +1,4 @@
-"""Layers that attend by Keras's operation, which on a TPU computes something else, and how they are kept right."""
+"""Keras's attention, which on a TPU is another, made right."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ ATTENTION = "attention"
 
 
 class AttentionAsAsked:
-    """Attends on a TPU with the mask and scale given.
-
-    Elsewhere it attends as it does by itself.
-    """
+    """Attends on a TPU with the mask and scale given."""
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         with engine.attention_as_asked() as used:
@@ -43,10 +40,7 @@ def attending(walk: Walk) -> list[Any]:
 
 
 def attended_by(walk: Walk) -> dict[str, str]:
-    """Says what computes attention on a TPU, by path.
-
-    It is empty where a step is for another chip.
-    """
+    """Says what computes attention on a TPU, by path."""
     parts = attending(walk)
     if not parts or backend.traced_chip().platform != "tpu":
         return {}

@@ -1,9 +1,11 @@
-"""Attention on a TPU: the Splash kernel of JAX as it must be called, and the definition where it does not serve.
+"""Attention on a TPU: JAX's Splash kernel, and the definition.
 
 Keras 3.13 to 3.15 give that kernel unscaled queries, and a causal mask where none was asked for.
 """
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -17,9 +19,8 @@ from jax.sharding import PartitionSpec
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.jax.devices import traced_chip
 from keras_mp.backend.jax.tensors import Division, division
+from keras_mp.stability.accumulate import MASKED_SCORE
 
-# The score of a key that is not seen, as Keras and Splash have it.
-MASKED_SCORE = -0.7 * float(np.finfo("float32").max)
 # A block of rows or columns has lanes of the chip, and at most so many.
 LANES, MOST = 128, 512
 
@@ -30,8 +31,6 @@ _used: list[list[str]] = []
 @contextmanager
 def attention_as_asked() -> Iterator[list[str]]:
     """Lets `keras.ops.dot_product_attention` compute on a TPU what it says.
-
-    Elsewhere it is Keras's.
 
     Yields:
         What computed each attention on a TPU, once it has: "Splash", or the kit's own form with the reason.
@@ -74,7 +73,7 @@ def _as_asked(original: Callable[..., Any]) -> Callable[..., Any]:
 def _by_definition(
     query: Any, key: Any, value: Any, bias: Any, mask: Any, *, causal: bool, scale: float, soft_cap: float | None
 ) -> Any:
-    """Attends with all scores in memory, in float32; a row that sees no key is the mean of all values."""
+    """Attends with all scores in memory, in float32."""
     batch, rows, heads, features = query.shape
     columns, key_heads = key.shape[1:3]
     grouped = jnp.reshape(query, (batch, rows, key_heads, heads // key_heads, features))
@@ -174,7 +173,7 @@ def splash_attention(
 
 
 def _why_not(query: Any, key: Any, value: Any, devices: Division | None) -> str:
-    """Why the kernel does not serve, whatever the mask; empty where it does."""
+    """Why the kernel does not serve, whatever the mask."""
     lengths = (query.shape[1], key.shape[1])
     if not all(isinstance(size, int) and size and size % LANES == 0 for size in lengths):
         return f"{lengths[0]} x {lengths[1]} is no multiple of {LANES}"
@@ -193,19 +192,12 @@ def _why_not(query: Any, key: Any, value: Any, devices: Division | None) -> str:
 
 
 class _Factors(NamedTuple):
-    """What a mask is the product of.
+    """What a mask is the product of."""
 
-    Attributes:
-        window: the first and the last column that a row sees, counted from its own; None for no limit.
-        known: booleans (rows, columns), for one that is no window; None where the window is all.
-        rows: booleans (batch or 1, rows); None for all.
-        columns: booleans (batch or 1, columns); None for all.
-    """
-
-    window: tuple[int | None, int | None]
-    known: Any
-    rows: Any
-    columns: Any
+    window: tuple[int | None, int | None]  # the first and last column that a row sees, from its own; None: no limit
+    known: Any  # booleans (rows, columns), for one that is no window; None where the window is all
+    rows: Any  # booleans (batch or 1, rows); None for all
+    columns: Any  # booleans (batch or 1, columns); None for all
 
 
 def _factors(mask: Any, causal: bool, rows: int, columns: int) -> _Factors | None:
@@ -213,7 +205,9 @@ def _factors(mask: Any, causal: bool, rows: int, columns: int) -> _Factors | Non
     factors: dict[str, list[Any]] = {"rows": [], "columns": [], "known": []}
     if mask is not None and not _collect(mask, (0, 1, 2, 3), factors):
         return None
-    by_row, by_column, known = (_all_of(factors[name]) for name in ("rows", "columns", "known"))
+    named = (factors["rows"], factors["columns"], factors["known"])
+    products: list[Any] = [functools.reduce(operator.and_, several) if several else None for several in named]
+    by_row, by_column, known = products
     if by_column is not None:
         by_column = jnp.broadcast_to(by_column, (by_column.shape[0], columns))
     window = (None, None) if known is None else _window(known)
@@ -225,15 +219,6 @@ def _factors(mask: Any, causal: bool, rows: int, columns: int) -> _Factors | Non
     known = known & np.tri(rows, columns, dtype=bool) if causal else known
     # With keys unseen, too, it could not be told which rows see none.
     return _Factors((None, None), known, by_row, None) if by_column is None and known.any(1).all() else None
-
-
-def _all_of(factors: list[Any]) -> Any:
-    if not factors:
-        return None
-    product = factors[0]
-    for factor in factors[1:]:
-        product = product & factor
-    return product
 
 
 def _window(known: Any) -> tuple[int | None, int | None] | None:
