@@ -49,7 +49,7 @@ def observed_step(
                 # Another tensor in both runs: a layer that returns one tensor twice is then tapped as often in both.
                 return x + (jnp.zeros(x.shape, x.dtype) if zeros is None else zeros[len(tapped) - 1])
 
-            mapping = list(zip(_state_of(model), [*trainable, *others], strict=True))
+            mapping = list(zip([*model.trainable_variables, *_others(model)], [*trainable, *others], strict=True))
             with keras.StatelessScope(state_mapping=mapping, collect_losses=True):
                 return forward(tap, batch)
 
@@ -67,14 +67,8 @@ def observed_step(
     return with_state
 
 
-def _state_of(model: keras.Model) -> list[Any]:
-    """The variables that a step reads, the trained ones first."""
-    return [*model.trainable_variables, *_others(model)]
-
-
 def _traced_here() -> Callable[[], bool]:
     """A function that tells whether the trace is still this."""
-    # Here, because importing Keras does not import it.
     try:
         from jax.extend.core import get_opaque_trace_state
     except ImportError:  # jax 0.7
@@ -89,10 +83,8 @@ def _others(model: keras.Model) -> list[Any]:
     return list({id(variable): variable for variable in variables if id(variable) not in trainable}.values())
 
 
-def step_errors() -> tuple[type[Exception], ...]:
-    """The errors of a step whose batch does not fit."""
-    return (ValueError, TypeError, IndexError, KeyError)
-
+# The errors of a step whose batch does not fit.
+STEP_ERRORS = (ValueError, TypeError, IndexError, KeyError)
 
 _TAP = "keras_mp_tap"
 
@@ -118,7 +110,7 @@ def nonfinite_operation(
         JAX's name of the operation, and the lines of Python that led to it, as (file, line number), the innermost
         first; None where the tensor is finite or a constant.
     """
-    variables = _state_of(model)
+    variables = [*model.trainable_variables, *_others(model)]
 
     def run(values: list[Any], batch: Any) -> Any:
         inside = _traced_here()

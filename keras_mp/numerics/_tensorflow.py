@@ -46,24 +46,20 @@ def observed_step(
             return _compiled(partial(step, batch, shapes, open_shapes, True), specs)
 
     functions: dict[Any, Any] = {}
+    # What looks at a tensor needs its size. Where batches do not tell it, a run before the step does.
     probes: dict[Any, Any] = {}
 
     def run(batch: Any) -> Any:
         flat = _flat(batch)
         specs = tuple(map(tf.type_spec_from_value, flat))
-        if (specs, None) not in functions and specs not in probes:
+        if specs not in probes:
             open_shapes: list[int] = []
             try:
-                functions[specs, None] = compiled_step(batch, [], open_shapes, specs)
+                functions[specs, ()] = compiled_step(batch, (), open_shapes, specs)
             except Exception:
                 if not open_shapes:
                     raise
-            if open_shapes:  # what looks at a tensor needs its size, which such a batch does not tell
-                functions.pop((specs, None), None)
-                probes[specs] = _compiled(partial(shapes_of, batch), specs)
-        if specs not in probes:
-            with _unchanged(model):
-                return functions[specs, None](*flat)
+            probes[specs] = _compiled(partial(shapes_of, batch), specs) if open_shapes else lambda *flat: ()
         with _unchanged(model):
             shapes = tuple(tuple(shape.numpy().tolist()) for shape in probes[specs](*flat))
         if (specs, shapes) not in functions:
@@ -165,10 +161,8 @@ def _unchanged(model: keras.Model) -> Iterator[None]:
             variable.assign(value)
 
 
-def step_errors() -> tuple[type[Exception], ...]:
-    """The errors of a step whose batch does not fit."""
-    return (ValueError, TypeError, IndexError, KeyError, tf.errors.OpError)
-
+# The errors of a step whose batch does not fit.
+STEP_ERRORS = (ValueError, TypeError, IndexError, KeyError, tf.errors.OpError)
 
 # Operations that move values, and compute none.
 _MOVES = {
@@ -215,10 +209,7 @@ class _Program:
         self._outputs = [x for operation in self._operations for x in operation.outputs if x.dtype.is_floating]
 
     def flags(self) -> tf.Tensor:
-        """Two rows of booleans, a column a float output.
-
-        They tell whether it is not finite, and whether its operation itself makes it so.
-        """
+        """As `_jax._look`: two rows of booleans, a column a float output."""
         known: dict[str, Values] = {}
 
         def values(x: tf.Tensor) -> Values:

@@ -106,20 +106,15 @@ class _Run:
         gradients = [pair for (kind, *_), pair in zip(layout, ends, strict=True) if "gradient" in kind]
         sizes = [abs(end) for pair in gradients for end in pair if math.isfinite(end)]
         self.largest_gradient = max([self.largest_gradient, *sizes])
-        self._lower_scale(_recommended(self.largest_gradient))
+        self.scale = min(self.scale, _recommended(self.largest_gradient))  # as a dynamic loss scale falls
+        for (kind, _), measured in self.ranges.items():
+            if "gradient" in kind:
+                measured.scales["float16"] = self.scale
         for (kind, place, size, _), values, (low, high) in zip(layout, parts, ends, strict=True):
             self._range(kind, place).update(values, size=size, extremes=(low, high))
 
-    def _lower_scale(self, scale: float) -> None:
-        """Lowers the scale, as a dynamic loss scale does."""
-        if scale < self.scale:
-            self.scale = scale
-            for (kind, _), measured in self.ranges.items():
-                if "gradient" in kind:
-                    measured.scales["float16"] = scale
-
     def _range(self, kind: str, place: int) -> Range:
-        """The range of a tensor, of which this is the first or a later part."""
+        """The range of a tensor, made where it has none."""
         if (kind, place) not in self.ranges:
             scales: dict[str, float | None] = {"E4M3": None, "E5M2": None}
             self.ranges[kind, place] = Range({**scales, "float16": self.scale} if "gradient" in kind else scales)

@@ -50,21 +50,13 @@ class LayerAudit:
 
 @dataclass
 class Suspect:
-    """A layer that a precision does not fit.
-
-    Attributes:
-        path: the path of the layer.
-        tensor: the name of the layer's tensor that decides.
-        reason: the reason, a sentence.
-        remedy: the thing to do about it.
-        safe: whether the remedy is the loss scale alone.
-    """
+    """A layer that a precision does not fit."""
 
     path: str
-    tensor: str
+    tensor: str  # the name of the one that decides
     reason: str
     remedy: str
-    safe: bool
+    safe: bool  # whether the remedy is the loss scale alone
 
 
 @dataclass
@@ -115,7 +107,7 @@ class AuditReport(Report):
         return [suspect for _, suspect in sorted(ranked, key=lambda pair: pair[0])]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain Python values; infinities and NaN as strings."""
+        """The report as plain Python values, as JSON has them."""
         names = ("model", "steps", "loss", "loss_scale", "notes", "quantized")
         of_layer = ("path", "kind", "calls", "response", "verdicts")
         of_tensor = ("values", "zeros", "nonfinite", "lowest", "highest")
@@ -132,8 +124,15 @@ class AuditReport(Report):
         return f"Audit of {self.model}"
 
     def _answer(self) -> list[Sentence]:
-        said = [Sentence("", _headline(self))]
-        said += [Sentence(name, f"{verdict}.") for name, verdict in _verdicts(self).items()]
+        steps = f"{self.steps} step{'s' * (self.steps > 1)}"
+        said = [Sentence("", f"{self.model} ran {steps} in float32; the mean loss is {self.loss:.4g}.")]
+        verdicts = {
+            "float16": f"{_fitting(self, 'mixed_float16')}, at an initial loss scale of {self.loss_scale:g}",
+            "bfloat16": _fitting(self, "mixed_bfloat16"),
+            "FP8": _fitting_fp8(self),
+            **self.quantized,
+        }
+        said += [Sentence(name, f"{verdict}.") for name, verdict in verdicts.items()]
         said += [Sentence("Note", note, rank=2 * _MOST_SUSPECTS) for note in self.notes]
         suspects = self.suspects()
         unsafe, saved = ([s for s in suspects if s.safe == safe] for safe in (False, True))
@@ -165,22 +164,6 @@ class AuditReport(Report):
                 title = f"Layers to watch in {name}, the worst at the top"
                 tables[name] = [ColumnTable(title, _SUSPECT, (_SUSPECT[0], *_SUSPECT[3:]), rows=rows)]
         return tables
-
-
-def _headline(report: AuditReport) -> str:
-    """The run in a sentence."""
-    steps = f"{report.steps} step{'s' * (report.steps > 1)}"
-    return f"{report.model} ran {steps} in float32; the mean loss is {report.loss:.4g}."
-
-
-def _verdicts(report: AuditReport) -> dict[str, str]:
-    """The verdict on each format in words, by its name."""
-    return {
-        "float16": f"{_fitting(report, 'mixed_float16')}, at an initial loss scale of {report.loss_scale:g}",
-        "bfloat16": _fitting(report, "mixed_bfloat16"),
-        "FP8": _fitting_fp8(report),
-        **report.quantized,
-    }
 
 
 def _fitting(report: AuditReport, precision: str) -> str:

@@ -32,10 +32,6 @@ def batches_of(data: Any, steps: int, name: str = "data") -> list[tuple]:
 
     Returns:
         A list of tuples `(x, y, sample_weight)` of numpy arrays; what is sparse or ragged is a tensor of the backend.
-
-    Raises:
-        TypeError: data is nothing to iterate over, or a batch is no tuple.
-        ValueError: steps is not positive, there is no batch, a batch is empty, or x and y differ in length.
     """
     steps = whole_number("steps", steps, unit="batches")
     batches = [_batch(part, f"batch {place} of {name}") for place, part in enumerate(_taken(data, steps, name))]
@@ -62,7 +58,10 @@ def _batch(batch: Any, name: str) -> tuple:
     if not isinstance(batch, tuple) or len(batch) not in (1, 2, 3):
         given = f"a tuple of {len(batch)}" if isinstance(batch, tuple) else f"a {type(batch).__name__}"
         raise TypeError(f"{name} is {given}: (x, y) or (x, y, sample_weight) is needed")
-    batch = keras.tree.map_structure(_array, tuple(_strings_as_array(part) for part in batch))
+    # A list of strings is one array of them.
+    is_text = [isinstance(x, (list, tuple)) and x and all(isinstance(text, (str, bytes)) for text in x) for x in batch]
+    batch = tuple(np.asarray(x) if text else x for x, text in zip(batch, is_text, strict=True))
+    batch = keras.tree.map_structure(_array, batch)
     x, y, sample_weight = (*batch, None, None)[:3]
     arrays = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
     lengths = {array.shape[0] for array in arrays if len(array.shape)}
@@ -72,12 +71,6 @@ def _batch(batch: Any, name: str) -> tuple:
     if 0 in lengths or not arrays:
         raise ValueError(f"{name} is empty: it has no record")
     return x, y, sample_weight
-
-
-def _strings_as_array(part: Any) -> Any:
-    """A list of strings as one array of them."""
-    whole = isinstance(part, (list, tuple)) and part and all(isinstance(leaf, (str, bytes)) for leaf in part)
-    return np.asarray(part) if whole else part
 
 
 def _array(leaf: Any) -> Any:
@@ -130,14 +123,6 @@ def batches_of_file(path: str | os.PathLike[str], model: keras.Model, batch_size
         path: an `.npz` file of arrays named as `named_arrays` does; those of a model's inputs and outputs may have
             their names instead, `y/NAME`. `sample_weight` may be left out, or be given for some outputs.
         batch_size: the records of a batch; the last may have fewer.
-
-    Returns:
-        A list of `(x, y, sample_weight)`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is no `.npz` file, lacks an array, holds Python objects, text for a number or a number for text,
-            or no records or arrays of different lengths; or batch_size is below 1.
     """
     whole_number("batch_size", batch_size)
     arrays = read_arrays(path)
@@ -187,7 +172,7 @@ def inputs_among(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], mo
 
 
 def _names_for(path: Any, arrays: dict[str, np.ndarray], part: str, structure: Any, titles: list[str]) -> Any:
-    """The name of the array for each tensor of a structure."""
+    """Finds the array's name for each tensor of a structure."""
     leaves = keras.tree.flatten_with_path(structure)
     orders = [
         ["/".join(map(str, (part, *keys))) for keys, _ in leaves],
@@ -202,7 +187,7 @@ def _names_for(path: Any, arrays: dict[str, np.ndarray], part: str, structure: A
 
 
 def _nested(names: Iterable[str], part: str) -> Any:
-    """Names of a part as the lists and dicts of their paths."""
+    """Makes lists and dicts of a part's paths."""
     if part in names:
         return part
     below = [name.removeprefix(f"{part}/").partition("/")[0] for name in names if name.startswith(f"{part}/")]
@@ -261,9 +246,6 @@ def random_batches(model: keras.Model, shapes: Any, steps: int) -> list[tuple]:
 
     Args:
         shapes: a batch `(x, y)` of `keras.KerasTensor`.
-
-    Raises:
-        ValueError: an input takes strings.
     """
     random = np.random.default_rng()
     outputs = keras.tree.flatten(getattr(model, "outputs", None) or [])
@@ -294,18 +276,14 @@ def random_batches(model: keras.Model, shapes: Any, steps: int) -> list[tuple]:
 
 
 def check_model(model: Any) -> None:
-    """Refuses what no step can be run on.
-
-    Raises:
-        TypeError: model is no Keras model.
-        ValueError: it is not built, has no weights to train, or has no loss.
-    """
+    """Refuses what no step can be run on."""
     check_is_model(model)
     if not model.built:
         raise ValueError(f"model {model.name!r} is not built: call it once on a batch, or give it an Input")
     if not model.trainable_variables:
         raise ValueError(f"model {model.name!r} has no trainable weights, so there is no backward pass to look at")
-    if not has_loss(model):
+    compiled = getattr(model, "compiled", False) and getattr(model, "_compile_loss", None) is not None
+    if not compiled and not _has_own_loss(model):
         custom = (
             " Its own train_step is not run: what is differentiated is compute_loss." if trains_itself(model) else ""
         )
@@ -315,10 +293,8 @@ def check_model(model: Any) -> None:
         )
 
 
-def has_loss(model: keras.Model) -> bool:
-    """Whether `model.compute_loss` has something to compute."""
-    own = type(model).compute_loss not in (keras.Model.compute_loss, ChunkedHead.compute_loss)
-    return own or (bool(getattr(model, "compiled", False)) and getattr(model, "_compile_loss", None) is not None)
+def _has_own_loss(model: keras.Model) -> bool:
+    return type(model).compute_loss not in (keras.Model.compute_loss, ChunkedHead.compute_loss)
 
 
 def trains_itself(model: keras.Model) -> bool:
@@ -327,13 +303,9 @@ def trains_itself(model: keras.Model) -> bool:
 
 
 def check_labels(model: keras.Model, batch: tuple) -> None:
-    """Refuses classes that a sparse loss does not have.
-
-    Raises:
-        ValueError: y is missing, or holds a class that the model's output has no place for.
-    """
+    """Refuses labels that are missing, or no class of a sparse loss."""
     _, y, _ = batch
-    if type(model).compute_loss not in (keras.Model.compute_loss, ChunkedHead.compute_loss):
+    if _has_own_loss(model):
         return
     if y is None:
         raise ValueError(f"data has no labels: the loss of model {model.name!r} needs batches (x, y)")

@@ -45,8 +45,8 @@ class NonFinite:
         advice: a sentence that says what to do.
         records: places in the batch of the bad records.
         scale: the loss scale of the step.
-        fitting_scale: the largest power of two below it at which all is finite; None where there is none.
-        calibration: whether the loss scale alone causes it, so that a dynamic one gets over it.
+        fitting_scale: the largest power of two below it at which all is finite, where the loss scale alone causes it;
+            a dynamic one gets over it. None elsewhere.
         operation: the operation of the forward pass, where code outside Keras calls it: the backend's name of the
             operation, the file, the line, and its text; "" elsewhere.
     """
@@ -62,7 +62,6 @@ class NonFinite:
     records: list[int] = field(default_factory=list)
     scale: float = 1.0
     fitting_scale: float | None = None
-    calibration: bool = False
     operation: str = ""
 
     def __str__(self) -> str:
@@ -175,7 +174,7 @@ def _explained_step(step: _Step, batch: tuple, scale: float, first: _Outcome) ->
             if step.run(batch, lower).finite:
                 nonfinite = first.first()
                 halvings = round(math.log2(scale / lower))
-                nonfinite.remedy, nonfinite.calibration = LOWER_SCALE, True
+                nonfinite.remedy = LOWER_SCALE
                 nonfinite.scale, nonfinite.fitting_scale = scale, lower
                 nonfinite.advice = (
                     f"This is normal while the scale is found: at a loss scale of {lower:g} the step is finite, at "

@@ -14,7 +14,7 @@ from keras import ops
 from keras_mp import backend
 from keras_mp.backend.common.keras_patches import wrapped_methods
 from keras_mp.numerics.nonfinite_origin import Frame, Tap
-from keras_mp.numerics.plain_step import explained, loss_of
+from keras_mp.numerics.plain_step import explained, given_of, loss_of
 from keras_mp.rebuild.walk import layers_by_path, operations_of
 
 engine = backend.engine_of(__package__)
@@ -22,15 +22,16 @@ engine = backend.engine_of(__package__)
 
 @dataclass
 class Call:
-    """One call of a layer or operation in a step."""
+    """One call of a layer or operation in a step.
+
+    Float tensors are named by their places in `Record.tensors`.
+    """
 
     path: str  # names that lead to the layer, joined with `/`; "" for the model itself
     layer: keras.Operation  # the live layer
-    # places in `Record.tensors` of the float tensors that went in, cast as the layer casts them
-    inputs: list[int] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)  # places in `Record.tensors` of the float tensors that came out
-    # places in `Record.tensors` of the tensors inside, by name: "before activation", "scores"
-    inner: dict[str, int] = field(default_factory=dict)
+    inputs: list[int] = field(default_factory=list)  # what went in, cast as the layer casts it
+    outputs: list[int] = field(default_factory=list)
+    inner: dict[str, int] = field(default_factory=dict)  # what is inside: "before activation", "scores"
     began: int = -1  # the time at which the call began, counted in begins and ends of calls
     ended: int = -1  # the time at which it ended; a layer inside another ends before it
 
@@ -186,18 +187,14 @@ class ObservedStep:
         self._step = engine.observed_step(model, self._forward, self._end)
 
     def __call__(self, batch: tuple, scale: float = 1.0) -> Any:
-        """Runs the step.
-
-        Returns:
-            What finish returned, as numpy arrays.
+        """Runs the step; returns what finish did, as numpy arrays.
 
         Raises:
             ValueError: the batch does not fit the model or its loss, or Keras itself fails in the model's precision.
         """
-        given = tuple(part for part in batch if part is not None)
         try:
-            place, result = self._step((given, np.float32(scale)))
-        except engine.step_errors() as error:
+            place, result = self._step((given_of(batch), np.float32(scale)))
+        except engine.STEP_ERRORS as error:
             raise explained(self.model, batch, error) from error
         self.record = self._records[int(place)]
         return keras.tree.map_structure(np.asarray, result)
@@ -212,18 +209,18 @@ class ObservedStep:
             The backend's name of it, and the lines of Python that led to it, as (file, line number), the innermost
             first; None where the tensor is finite, or no operation puts it out.
         """
-        given, record = tuple(part for part in batch if part is not None), self.record
+        given, record = (given_of(batch), np.float32(scale)), self.record
         try:
-            return engine.nonfinite_operation(self.model, self._forward, (given, np.float32(scale)), place + 1)
+            return engine.nonfinite_operation(self.model, self._forward, given, place + 1)
         finally:
             self.record = record  # and not this trace's, whose tensors are live
 
     def _forward(self, tap: Tap, batch: Any) -> tuple[Any, list[Any]]:
-        (x, y, sample_weight), scale = (*batch[0], None, None)[:3], batch[1]
+        given, scale = batch
         recorder = _Recorder(tap, self._tap_inputs)
         methods = ("call", "quantized_call", "activation", "_compute_attention")
         with wrapped_methods(layers_and_operations(self.model).items(), methods, recorder.wrap):
-            loss = loss_of(self.model, x, y, sample_weight)
+            loss = loss_of(self.model, given)
         self.record = recorder.record
         return loss * scale, [loss, *self.record.tensors]
 

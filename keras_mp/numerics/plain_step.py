@@ -23,8 +23,14 @@ from keras_mp.stability.sensitive import sensitive_layers
 engine = backend.engine_of(__package__)
 
 
-def loss_of(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> Any:
+def given_of(batch: tuple) -> tuple:
+    """The parts of a batch `(x, y, sample_weight)` that are given."""
+    return tuple(part for part in batch if part is not None)
+
+
+def loss_of(model: keras.Model, given: tuple) -> Any:
     """Loss of a batch in float32, as Keras's train_step."""
+    x, y, sample_weight = (*given, None, None)[:3]
     training = {"training": True} if model._call_has_training_arg else {}
     y_pred = model(x, **training)
     # Private, as it is what Keras's own train_step calls: it knows older signatures of compute_loss.
@@ -74,28 +80,23 @@ def explained(model: keras.Model, batch: tuple, error: Exception) -> ValueError:
 def _error_of(model: keras.Model, batch: tuple) -> Exception | None:
     """The error of a step that nothing observes, or None."""
 
-    def forward(tap: Any, structure: Any) -> tuple[Any, list[Any]]:
-        x, y, sample_weight = (*structure[0], None, None)[:3]
-        return loss_of(model, x, y, sample_weight) * structure[1], []
+    def forward(tap: Any, given: tuple) -> tuple[Any, list[Any]]:
+        return loss_of(model, given), []
 
     step = engine.observed_step(model, forward, lambda loss, kept, gradients, tapped: (loss, gradients))
     try:
-        step((tuple(part for part in batch if part is not None), np.float32(1.0)))
-    except engine.step_errors() as error:
+        step(given_of(batch))
+    except engine.STEP_ERRORS as error:
         return error
     return None
 
-
-# An operation in the code of a layer, in words: its name, and the line of Python that calls it.
 
 # Whose lines say how an operation is made, and not which layer asked for it.
 _LIBRARIES = ("keras", "keras_mp", "jax", "jaxlib", "tensorflow", "numpy", "optree", "tree", "absl")
 
 
 def described(name: str, frames: Sequence[Frame]) -> str:
-    """Describes an operation of a user's code in a line.
-
-    It is "" where libraries made it.
+    """Describes an operation of a user's code in a line, or "".
 
     Args:
         frames: (file, line number) of the Python that led to it, the innermost first.

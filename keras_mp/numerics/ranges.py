@@ -136,11 +136,7 @@ class Range:
         counts.noise += weight * float(np.einsum("i,i->", error, error, dtype="float64"))
 
     def loss(self, format: Any) -> FormatLoss:
-        """The loss of the values so far in a format.
-
-        Raises:
-            ValueError: there is no such format.
-        """
+        """The loss of the values so far in a format."""
         counts = self._counts[format_named(format).name]
         total = self.values or 1.0
         if not counts.signal:

@@ -24,7 +24,7 @@ from keras_mp.backend.common.keras_patches import wrapped_methods
 from keras_mp.backend.common.keras_private import AutocastScope, get_keras_mask, set_keras_mask
 from keras_mp.numerics.nonfinite_origin import Tap
 from keras_mp.numerics.observe import layers_and_operations
-from keras_mp.numerics.plain_step import loss_of
+from keras_mp.numerics.plain_step import given_of, loss_of
 from keras_mp.numerics.verdict import PASSING
 from keras_mp.precision.formats import format_named
 from keras_mp.rebuild.notes import notes_of, original_class
@@ -74,7 +74,7 @@ def responses(model: keras.Model, batch: tuple, kept: set[int]) -> Responses:
     """
     try:
         return _measured(model, batch, kept, own_code=True)
-    except engine.step_errors() as error:
+    except engine.STEP_ERRORS as error:
         # Its code has an operation that this backend does not have in 16 bits, which shows as the step runs.
         reason = error_line(error)
         own: Responses = {
@@ -88,15 +88,14 @@ def responses(model: keras.Model, batch: tuple, kept: set[int]) -> Responses:
 def _measured(model: keras.Model, batch: tuple, kept: set[int], *, own_code: bool) -> Responses:
     runs: list[_Runs] = []
 
-    def forward(tap: Tap, structure: Any) -> tuple[Any, list[Any]]:
-        x, y, sample_weight = (*structure[0], None, None)[:3]
-        runs.append(_Runs(tap, kept, own_code, x))
+    def forward(tap: Tap, given: tuple) -> tuple[Any, list[Any]]:
+        runs.append(_Runs(tap, kept, own_code, given[0]))
         with wrapped_methods(_with_model(model).items(), ("call", "quantized_call"), runs[-1].wrap):
-            loss_of(model, x, y, sample_weight)
+            loss_of(model, given)
         return ops.zeros(()), [ops.stack([ops.zeros(()), *runs[-1].errors])]
 
     step = engine.observed_step(model, forward, lambda loss, errors, gradients, tapped: errors)
-    (errors,) = step((tuple(part for part in batch if part is not None), np.float32(1.0)))
+    (errors,) = step(given_of(batch))
     measured: Responses = {}
     for (path, precision), error in zip(runs[-1].names, np.asarray(errors)[1:].tolist(), strict=True):
         worst = measured.setdefault(path, {}).get(precision, 0.0)
@@ -139,6 +138,7 @@ class _Runs:
         casts = not stays and getattr(layer, "autocast", False)
         tried = self._own_code or not own
         tried &= own or not isinstance(layer, keras.Model) and type(layer).__name__ not in _PASSING
+        draws = any("seed_generator_state" in v.name for v in own_variables(layer)) if own else False
         counters = [v for v in getattr(layer, "variables", []) if not has_float_dtype(v)] if tried else []
 
         @functools.wraps(function)
@@ -163,7 +163,7 @@ class _Runs:
                 self._open[-1].hidden |= not seen
             for precision in PRECISIONS if tried and seen and any(map(has_float_dtype, tensors)) else ():
                 inner = None if made.hidden or not made.inner else iter(made.inner)
-                dtype = precision if own and not stays and not _draws(layer) else "float32"
+                dtype = precision if own and not stays and not draws else "float32"
                 given = keras.tree.map_structure(self._rounding(casts, dtype, precision), (args, kwargs))
                 self._again = path, precision, dtype, inner
                 try:
@@ -255,11 +255,6 @@ def _error(wide: Any, low: Any) -> Any:
     unit = ops.where(largest > 0, largest, 1.0)
     noise, signal = ops.sum(ops.square((low - wide) / unit)), ops.sum(ops.square(wide / unit))
     return ops.where(largest > 0, ops.sqrt(noise / ops.maximum(signal, 1.0)), 0.0)
-
-
-def _draws(layer: Any) -> bool:
-    """Whether a layer draws random numbers: others in another dtype."""
-    return any("seed_generator_state" in v.name for v in own_variables(layer))
 
 
 def _tensors(structure: Any) -> list[Any]:

@@ -35,23 +35,14 @@ _ELEMENTWISE = (keras.layers.Activation, keras.layers.ELU, keras.layers.LeakyReL
 
 
 class Verdict(NamedTuple):
-    """Whether a layer fits a precision, and why.
-
-    Attributes:
-        ok: whether it does.
-        tensor: the name of the tensor that decides: "input", "output", "kernel", "kernel gradient", ...
-        reason: a sentence.
-        remedy: the thing to do about it, or "".
-        tried: whether the layer could be run on what is rounded; where it could not, `ok` is False.
-        error: the size of what the tensor loses as a share of its own; infinite where values overflow.
-    """
+    """Whether a layer fits a precision, and why."""
 
     ok: bool
-    tensor: str
-    reason: str
+    tensor: str  # the name of the tensor that decides: "input", "output", "kernel", "kernel gradient", ...
+    reason: str  # a sentence
     remedy: str = ""
-    tried: bool = True
-    error: float = 0.0
+    tried: bool = True  # whether the layer could be run on what is rounded; where it could not, `ok` is False
+    error: float = 0.0  # the size of what the tensor loses as a share of its own; infinite where values overflow
 
 
 _FLOAT32 = f"give the layer {remedies.FLOAT32_LAYER}, or make its values smaller"
@@ -142,7 +133,7 @@ def _overflowing(role: str, of: Range) -> Verdict:
 
 
 def _noise(sqnr: float) -> float:
-    """The size of the noise, as a share of the signal's."""
+    """The noise's size, as a share of the signal's."""
     return 10 ** (-sqnr / 20)
 
 

@@ -26,7 +26,7 @@ from keras_mp.numerics.observe import ObservedStep
 def test_activations_past_float16():
     found = find_nonfinite(*large_activations("mixed_float16"))
     assert (found.path, found.tensor, found.kind, found.remedy) == ("large", "output", "Inf", "float32 for this layer")
-    assert found.count == 16 and not found.backward and not found.calibration
+    assert found.count == 16 and not found.backward and found.fitting_scale is None
     assert found.given["bias"] == (0.0, 70_000.0)
     assert find_nonfinite(*large_activations("float32")) is None
 
@@ -84,10 +84,10 @@ def test_a_division_by_zero_in_the_backward_pass_only(dtype):
 def test_an_overflow_that_only_the_loss_scale_causes():
     model, batch = scale_only()
     found = find_nonfinite(model, batch)
-    assert found.calibration and found.remedy == "lower the loss scale" and found.backward
+    assert found.fitting_scale and found.remedy == "lower the loss scale" and found.backward
     assert found.scale == 2.0**15 and found.fitting_scale < 2.0**15
     assert find_nonfinite(model, batch, found.fitting_scale) is None
-    assert find_nonfinite(model, batch, 2 * found.fitting_scale).calibration
+    assert find_nonfinite(model, batch, 2 * found.fitting_scale).fitting_scale == found.fitting_scale
     assert find_nonfinite(model, batch, 1.0) is None
 
 

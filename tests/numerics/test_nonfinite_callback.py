@@ -65,7 +65,7 @@ def test_calibration_is_told_from_trouble(tmp_path):
     finder = keras_mp.NonFiniteFinder(tmp_path, max_consecutive_skips=1, stop=False)
     with pytest.warns(UserWarning, match="This is normal while the scale is found"):
         fit(model, x, y, finder)
-    assert finder.found.calibration and finder.found.scale == 2.0**15
+    assert finder.found.fitting_scale and finder.found.scale == 2.0**15
 
 
 def test_the_layer_that_overflows_is_named_and_not_the_batch_normalization_behind_it(tmp_path):
