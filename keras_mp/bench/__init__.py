@@ -1,4 +1,4 @@
-"""How fast a training step runs, and in how much memory: side by side, in one run."""
+"""Time and memory of training steps, measured side by side."""
 
 from keras_mp.system.stub_names import door
 

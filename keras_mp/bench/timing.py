@@ -1,4 +1,4 @@
-"""How much a lower precision gains on this machine: steps of one model in several precisions, interleaved."""
+"""Times steps of one model in several precisions, interleaved."""
 
 from __future__ import annotations
 

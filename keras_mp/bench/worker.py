@@ -1,4 +1,4 @@
-"""The process in which a benchmark builds and runs its workloads; `keras_mp.bench.process` starts it and asks.
+"""The process in which a benchmark builds and runs its workloads.
 
     python -m keras_mp.bench.worker
 

@@ -1,4 +1,4 @@
-"""Measures workloads, each in a process of its own: interleaved, so that other load meets all of them alike.
+"""Measures workloads in processes, interleaved: other load meets all alike.
 
 for each round, for each workload, beginning with another one each time:  seconds of a few steps
 ratio of a workload to the base = median over the rounds of (its seconds / the base's seconds in that round)
@@ -19,17 +19,11 @@ from keras_mp.bench.process import Process, WorkloadError
 
 
 class Workload(NamedTuple):
-    """Work that a benchmark runs; a `Task`'s function returns one.
+    """Work that a benchmark runs; a `Task`'s function returns one."""
 
-    Args:
-        run: a function that runs a number of steps, waits for them, and returns the seconds that they took.
-        details: further facts for its row of the report; anything that JSON has.
-        peak: the most memory in use on the accelerator so far, in bytes; None on a CPU, where the process is asked.
-    """
-
-    run: Callable[[int], float]
-    details: dict[str, Any]
-    peak: Callable[[], int | None] | None = None
+    run: Callable[[int], float]  # runs a number of steps, waits for them, and returns the seconds that they took
+    details: dict[str, Any]  # further facts for its row of the report; anything that JSON has
+    peak: Callable[[], int | None] | None = None  # most bytes in use on the accelerator so far; None on a CPU
 
 
 class CannotRunError(ValueError):
@@ -37,38 +31,24 @@ class CannotRunError(ValueError):
 
 
 class Task(NamedTuple):
-    """A workload to be measured.
+    """A workload to be measured."""
 
-    Args:
-        name: the name of its row in the report.
-        function: the function, as "module:function", which returns a `Workload`.
-        arguments: the arguments of the function; anything that JSON has.
-        environment: the environment variables of its process, such as `{"KERAS_BACKEND": "jax"}`.
-    """
-
-    name: str
-    function: str
-    arguments: Mapping[str, Any] = {}
-    environment: Mapping[str, str] = {}
+    name: str  # of its row in the report
+    function: str  # "module:function", which returns a `Workload`
+    arguments: Mapping[str, Any] = {}  # of the function; anything that JSON has
+    environment: Mapping[str, str] = {}  # of its process, such as `{"KERAS_BACKEND": "jax"}`
 
 
 @dataclass
 class Measured:
-    """What was measured of a workload.
-
-    Args:
-        problem: the kind of problem if nothing was measured: "cannot run", "out of memory" or "failed"; "" otherwise.
-        seconds: the seconds of one step, by round.
-        first: the seconds of the first step, which compiles.
-        peak: the most bytes in use; None where the system does not tell.
-    """
+    """What was measured of a workload."""
 
     name: str
-    problem: str = ""
+    problem: str = ""  # where nothing was measured: "cannot run", "out of memory" or "failed"
     reason: str = ""
-    seconds: list[float] = field(default_factory=list)
-    first: float = math.nan
-    peak: int | None = None
+    seconds: list[float] = field(default_factory=list)  # of one step, by round
+    first: float = math.nan  # seconds of the first step, which compiles
+    peak: int | None = None  # the most bytes in use; None where the system does not tell
     details: dict[str, Any] = field(default_factory=dict)
 
     def fails(self, error: WorkloadError) -> None:

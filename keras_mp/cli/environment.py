@@ -1,4 +1,4 @@
-"""`keras-mp doctor`: what is installed, what this hardware can do, and what to do about what is missing."""
+"""`keras-mp doctor`: what is installed, and what this hardware can do."""
 
 import json
 import os

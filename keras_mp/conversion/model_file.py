@@ -1,4 +1,4 @@
-"""Loads a .keras file, says in a line why one does not load, and makes up a batch for what is in it."""
+"""Loads a .keras file, and makes up a batch for its model."""
 
 from __future__ import annotations
 
@@ -32,9 +32,6 @@ def load_model_file(
             or not.
         unsafe: whether to load Python lambdas, too, which can run any code: only for files you trust.
         compile: whether to compile the model, too, as it was when it was saved.
-
-    Returns:
-        The model.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -79,7 +76,7 @@ def _imported(name: str) -> Any:
 
 
 def _cause(error: Exception, modules: Sequence[str], unsafe: bool) -> str:
-    """The cause in a line: Keras writes the whole config of the layer behind it, once a level."""
+    """The cause, without the configs that Keras writes behind it."""
     text = str(error)
     missing = re.search(r"Could not locate (class|function) '([^']*)'", text)
     missing = missing or re.search(r"Unknown (\w+): '?(\w+)'?", text)
@@ -115,10 +112,6 @@ def step_of_file(
 
     Returns:
         (model, (x, y), whether the model is compiled for training), as `shapes_of_step`.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it does not load, or as `shapes_of_step`.
     """
     whole_number("batch_size", batch_size)
     model, trains = model_of_file(path, modules, unsafe=unsafe)
@@ -202,12 +195,8 @@ def input_names(structure: Any) -> list[str]:
     leaves = keras.tree.flatten_with_path(structure)
     keys = [next((key for key in reversed(path) if isinstance(key, str)), None) for path, _ in leaves]
     tensors = [tensor for _, tensor in leaves]
-    layers = [_layer_name(tensor) for tensor in tensors]
+    # Private, as there is no public way from a symbolic tensor to the layer that made it.
+    histories = [getattr(tensor, "_keras_history", None) for tensor in tensors]
+    layers = [past.operation.name if past else x.name for past, x in zip(histories, tensors, strict=True)]
     names = [key if key is not None and keys.count(key) == 1 else name for key, name in zip(keys, layers, strict=True)]
     return names if len(set(names)) == len(names) else [tensor.name for tensor in tensors]
-
-
-def _layer_name(tensor: Any) -> str:
-    # Private, as there is no public way from a symbolic tensor to the layer that made it.
-    history = getattr(tensor, "_keras_history", None)
-    return history.operation.name if history else tensor.name

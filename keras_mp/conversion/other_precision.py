@@ -1,4 +1,4 @@
-"""The same model in another precision, to compare what the compiler makes of the two."""
+"""The same model in another precision, to compare the two."""
 
 from __future__ import annotations
 

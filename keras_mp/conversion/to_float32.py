@@ -1,4 +1,4 @@
-"""Float32 models: the rule that rewrites a config, and what quantized and adapted models stand for."""
+"""Float32 models, also of quantized and adapted ones."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def to_merged_float32(node: Config, layer: Any) -> Config:
 
 
 def _plain(node: Config) -> Config:
-    """A layer's config without LoRA and quantization; also where the config stands in another that builds the layer."""
+    """A config, and that of a layer within, without LoRA and quantization."""
     config = {key: value for key, value in node["config"].items() if key not in ADAPTED_KEYS}
     if isinstance(config.get("layer"), dict):
         config["layer"] = _plain(config["layer"])
@@ -110,13 +110,7 @@ def is_merged(model: keras.Model) -> bool:
 def merged_float32(model: keras.Model, sample: Any = None) -> keras.Model:
     """Makes a float32 model: dequantized, with LoRA added.
 
-    Its layers have one matrix of floats each.
-
-    Returns:
-        The new model, not compiled.
-
-    Raises:
-        RebuildError: as `rebuild`; a layer is quantized in a mode that is not known; or a weight is not carried over.
+    It is not compiled. Its layers have one matrix of floats each.
     """
     return _whole(
         model, rebuild(model, to_merged_float32, policy="float32", sample=sample, carry_compile=False, merge=True)
@@ -150,10 +144,7 @@ _BEFORE_CALL = {"__init__", "build", "get_config", "from_config"}
 
 
 class CallsUnderOwnPolicy:
-    """Runs its call with its own dtype policy as global.
-
-    Layers that the call makes take the global one.
-    """
+    """Lets layers that its call makes take its own dtype policy."""
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         with restored_policy(self.dtype_policy):  # type: ignore[attr-defined]
@@ -161,17 +152,14 @@ class CallsUnderOwnPolicy:
 
 
 def keep_own_policies(model: keras.Model) -> keras.Model:
-    """Lets the calls of layers make layers of their policy.
-
-    The model is new; it is returned.
-    """
+    """Lets layers of a new model make layers of their own policy."""
     for layer in filter(_makes_layers, with_self(model)):
         treat(layer, {OWN_POLICY: None})
     return model
 
 
 def _makes_layers(layer: keras.Layer) -> bool:
-    """Whether code of the layer's own class, outside Keras, names a class of layers while it is called."""
+    """Whether a call's own code, outside Keras, names a class of layers."""
     own = [cls for cls in original_class(layer).__mro__ if package_of(cls) not in (*LIBRARIES, "builtins")]
     methods = [value for cls in own for name, value in vars(cls).items() if name not in _BEFORE_CALL]
     calls = [inspect.unwrap(method) for method in methods if inspect.isfunction(method)]
@@ -246,6 +234,6 @@ def _computing_in_float32(layer: Any) -> Iterator[None]:
 
 
 def _low_inputs(layer: Any) -> list[Any]:
-    """The inputs of a layer's graph, or the layer itself where it is an InputLayer, that are cast to 16 bits."""
+    """Inputs of a layer's graph, or an InputLayer, cast to 16 bits."""
     inputs = [layer] if isinstance(layer, keras.layers.InputLayer) else getattr(graph_of(layer), "inputs", [])
     return [x for x in inputs if x.dtype in LOW_PRECISION]

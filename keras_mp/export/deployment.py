@@ -1,4 +1,4 @@
-"""What every deployment format has in common: it is made from a proven SavedModel, and compared with the model."""
+"""Files for other runtimes, made from a proven SavedModel."""
 
 from __future__ import annotations
 
@@ -39,27 +39,17 @@ INT8_STEPS = 0.01
 
 
 class Signature(NamedTuple):
-    """How a SavedModel of `export_float32` is called.
+    """How a SavedModel of `export_float32` is called."""
 
-    Attributes:
-        structure: the structure of its inputs, of `tf.TensorSpec`s.
-        inputs: the names of the inputs, in the order of `keras.tree.flatten`.
-        outputs: the names of the outputs, in the order of `keras.tree.flatten`.
-    """
-
-    structure: Any
-    inputs: list[str]
-    outputs: list[str]
+    structure: Any  # of its inputs, of `tf.TensorSpec`s
+    inputs: list[str]  # their names, in the order of `keras.tree.flatten`
+    outputs: list[str]  # as those of the inputs
 
     def feed(self, batch: Any, argument: str = "verify") -> dict[str, np.ndarray]:
         """A batch as arrays by name, in the signature's dtypes.
 
-        Args:
-            batch: a batch in the structure of the model's inputs.
-            argument: the name of the argument that messages call the batch by.
-
         Raises:
-            ExportError: it has another structure or shape, has no record, or is not finite.
+            ExportError: the argument has another structure or shape, has no record, or is not finite.
         """
         check_batch(batch, self.structure, argument)
         specs = keras.tree.flatten(self.structure)
@@ -79,12 +69,7 @@ class Signature(NamedTuple):
 
 
 def check(model: keras.Model, path: Path, verify: Any, packages: Sequence[str], overwrite: bool = False) -> None:
-    """Refuses what cannot be exported or compared, before any work.
-
-    Raises:
-        TypeError, ExportError, FileExistsError, OSError: as `export_float32`.
-        ImportError: a package is missing.
-    """
+    """Refuses what cannot be exported or compared, before any work."""
     check_exportable(model)
     if verify is not None:
         check_batch(verify, inputs_of(model))
@@ -106,10 +91,7 @@ def check(model: keras.Model, path: Path, verify: Any, packages: Sequence[str], 
 def float32_saved_model(
     model: keras.Model, verify: Any, tolerance: float
 ) -> Iterator[tuple[Path, Signature, tuple[str, ...]]]:
-    """Scope with a SavedModel that `export_float32` proved.
-
-    It yields how it is called, and notes, too.
-    """
+    """Scope with a proven SavedModel, its signature, and notes."""
     if keras.backend.backend() != "tensorflow":
         import tensorflow as tf
 
@@ -147,9 +129,7 @@ def compared(
     tolerance: float,
     scales: Sequence[float] = (),
 ) -> DeploymentReport:
-    """Reports how a written file differs from the model.
-
-    The file is loaded again and run.
+    """Reports how a written file, run again, differs from the model.
 
     Args:
         model: the model in its own precision.
@@ -166,12 +146,9 @@ def compared(
     fields = differences(name, outputs, model, float32, verify, tolerance, report.notes)
     if any(scales):
         expected = arrays_of(computed(float32, verify))
-        codes = [
-            np.abs(x.astype("float64") - y) / scale
-            for x, y, scale in zip(outputs, expected, scales, strict=True)
-            if scale
-        ]
-        fields["within_one_code"] = float(np.mean(np.concatenate([x.ravel() for x in codes]) < 1.001))
+        pairs = zip(outputs, expected, scales, strict=True)
+        codes = [np.abs(x.astype("float64") - y).ravel() / scale for x, y, scale in pairs if scale]
+        fields["within_one_code"] = float(np.mean(np.concatenate(codes) < 1.001))
     for size in BATCH_SIZES:
         again = list(run({name: np.resize(x, (size, *x.shape[1:])) for name, x in feed.items()}))
         same = relative_difference(again, [np.resize(x, (size, *x.shape[1:])) for x in outputs])

@@ -24,9 +24,8 @@ class ExportReport(Report):
             report.
         max_difference: the largest difference between the loaded SavedModel and the model run in float32, divided by
             max(1, the largest magnitude of that output); None without `verify`.
-        precision_gap: the largest difference between the model in its own precision and the SavedModel,
-            divided likewise: what the low precision cost on this batch; None without `verify`, or where the model
-            cannot be run as it was: a CPU has no float16 kernel for some layers.
+        precision_gap: the same from the model in its own precision: what the low precision cost on this batch; None,
+            too, where that cannot be run: a CPU has no float16 kernel for some layers.
         notes: sentences on what could not be run or compared, and why.
     """
 
@@ -58,8 +57,7 @@ class DeploymentReport(Report):
         low_precision: the number of tensors that hold a 16- or 8-bit float: 0, or there is no report.
         max_difference: the largest difference between what the file gives in its runtime and the model run in float32,
             divided by max(1, the largest magnitude of that output); None without `verify`.
-        precision_gap: the largest difference between the model in its own precision and the file, divided
-            likewise; None without `verify`, or where the model cannot be run as it was.
+        precision_gap: the same from the model in its own precision; None, too, where that cannot be run here.
         float_operators: the number of operators of a quantized file that compute in float32 all the same, by kind.
         calibrated_on: the number of records that set the ranges of a quantized file.
         notes: sentences on what could not be run or compared, and why.

@@ -1,4 +1,4 @@
-"""Write a LiteRT file, in float32 throughout or in integers, and say what is in it."""
+"""Writes a LiteRT file, in float32 or integers."""
 
 from __future__ import annotations
 
@@ -157,11 +157,7 @@ def export_litert(
 
 
 def unrolled(model: keras.Model, sample: Any = None) -> Any:
-    """Unrolls recurrent layers; without any, returns the model.
-
-    Raises:
-        RebuildError: a layer cannot be rebuilt.
-    """
+    """Unrolls recurrent layers; without any, returns the model."""
     if all(layer.unroll for layer in layers_by_path(model).values() if isinstance(layer, keras.layers.RNN)):
         return model
 

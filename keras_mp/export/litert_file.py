@@ -1,4 +1,4 @@
-"""What is in a LiteRT file: its operators, its tensors, and what they hold after a batch."""
+"""Reads and runs LiteRT files: operators, tensors, values."""
 
 from __future__ import annotations
 
@@ -14,17 +14,11 @@ _LOW_PRECISION = ("FLOAT16", "BFLOAT16", "FLOAT8")
 
 
 class Tensor(NamedTuple):
-    """A tensor of a file.
+    """A tensor of a file."""
 
-    Attributes:
-        name: the name that the converter gave it.
-        type: "FLOAT32", "INT8", ...
-        scales: the scales of a quantized tensor, one or one a channel; else empty.
-    """
-
-    name: str
-    type: str
-    scales: list[float]
+    name: str  # as the converter called it
+    type: str  # "FLOAT32", "INT8", ...
+    scales: list[float]  # of a quantized tensor, one or one a channel; else empty
 
 
 class Operator(NamedTuple):
@@ -70,7 +64,7 @@ class LiteRTFile:
         return [operator.kind for _, operators in self.graphs for operator in operators]
 
     def float_operators(self) -> list[str]:
-        """The kinds of the operators that put out float32, without those that only convert."""
+        """Kinds of operators that put out float32, but do not convert."""
         return [
             operator.kind
             for tensors, operators in self.graphs
@@ -79,14 +73,7 @@ class LiteRTFile:
         ]
 
     def low_precision(self, quantized: bool = False) -> list[str]:
-        """The tensors that hold 16- or 8-bit floats.
-
-        Args:
-            quantized: whether tensors may be quantized to integers; otherwise such tensors are listed, too.
-
-        Returns:
-            A phrase for each; empty when there is none.
-        """
+        """Names tensors of 16- or 8-bit floats, or not to be quantized."""
         return [
             f"{tensor.name!r} ({tensor.type})"
             for tensors, _ in self.graphs
@@ -95,7 +82,7 @@ class LiteRTFile:
         ]
 
     def with_integer_io(self, bits: int) -> LiteRTFile:
-        """The same file without the operators that quantize its inputs and dequantize its outputs.
+        """The same file with integers for inputs and outputs.
 
         Inputs that an operator in float32 reads, and outputs that one writes, stay float32.
         """
@@ -107,7 +94,7 @@ class LiteRTFile:
             return LiteRTFile(bytes(util.modify_model_io_type(self.content, integer, integer)))
 
     def with_wide_biases(self) -> LiteRTFile:
-        """The same file with int64 in place of int32 biases, as LiteRT's kernels of int16 want them.
+        """The same file with int64 biases, as LiteRT's int16 wants them.
 
         TensorFlow's converter writes int32 where it is given the ranges and does not calibrate.
 
@@ -140,7 +127,7 @@ class LiteRTFile:
         return [name for name, detail in details.items() if detail["dtype"] == np.float32]
 
     def output_scales(self, outputs: Sequence[str]) -> list[float]:
-        """The scale of each output, also of one that is made float32 at the end; 0 where it is not quantized."""
+        """Scales of outputs, also of float32 ones; 0 where not quantized."""
         details = self._interpreter().get_signature_runner("serving_default").get_output_details()
         tensors, operators = self.graphs[0]
         last = {o.outputs[0]: tensors[o.inputs[0]] for o in operators if o.kind == "DEQUANTIZE"}
@@ -148,7 +135,7 @@ class LiteRTFile:
         return [end.scales[0] if end.scales else 0.0 for end in ends]
 
     def runner(self, outputs: Sequence[str]) -> Callable[[Mapping[str, np.ndarray]], list[np.ndarray]]:
-        """A function from arrays by name to the outputs of these names, in LiteRT's interpreter with its defaults.
+        """A function from arrays by name to these outputs.
 
         Floats for integer inputs are quantized, and integer outputs dequantized, by the file's scales.
         """
@@ -161,7 +148,7 @@ class LiteRTFile:
         return call
 
     def values(self, feed: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
-        """What the tensors of the main graph hold after a batch, by their place, computed by LiteRT's plain kernels."""
+        """Values of the main graph's tensors, by plain kernels."""
         import tensorflow as tf
 
         # A delegate computes several operators at once, and keeps nothing of what is between.

@@ -12,19 +12,11 @@ OPAQUE_OPS = frozenset({"XlaCallModule"})
 
 
 class LowPrecision(NamedTuple):
-    """A place of a SavedModel with a narrow float.
+    """A place of a SavedModel with a float of 16 or 8 bits."""
 
-    It computes, holds or passes on one of 16 or 8 bits.
-
-    Attributes:
-        node: the node's name, as scopes joined with `/`, or the name of whatever else holds it.
-        op: the operation of the node.
-        what: the dtype and its place in the node, or the reason why the node cannot be looked into.
-    """
-
-    node: str
-    op: str
-    what: str
+    node: str  # the node's name, as scopes joined with `/`, or the name of whatever else holds it
+    op: str  # the operation of the node
+    what: str  # the dtype and its place in the node, or the reason why the node cannot be looked into
 
 
 def low_precision(path: str | os.PathLike[str]) -> list[LowPrecision]:
@@ -32,9 +24,6 @@ def low_precision(path: str | os.PathLike[str]) -> list[LowPrecision]:
 
     Looks at every field of every message in `saved_model.pb` (graph, functions and their signatures, attributes,
     constants, the object graph) and at every variable in the checkpoint.
-
-    Returns:
-        The places, in the order of the file; empty when there is none.
     """
     import tensorflow as tf
 

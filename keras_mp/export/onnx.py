@@ -1,4 +1,4 @@
-"""Write an ONNX file that computes in float32 throughout, and prove that it does."""
+"""Writes an ONNX file in float32, and proves that it is."""
 
 from __future__ import annotations
 
@@ -73,13 +73,7 @@ def export_onnx(
 
 
 def onnx_low_precision(proto: Any) -> list[str]:
-    """Finds floats of 16 bits or fewer in ONNX models.
-
-    Every tensor's type is inferred before.
-
-    Returns:
-        A phrase for each; empty when there is none.
-    """
+    """Finds floats of 16 bits or fewer, after inferring types."""
     import onnx
 
     kinds = onnx.TensorProto.DataType

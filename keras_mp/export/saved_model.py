@@ -1,4 +1,4 @@
-"""Write a SavedModel that computes in float32 throughout, and prove that it does."""
+"""Writes a SavedModel in float32, and proves that it is."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Run what an export wrote on synthetic inputs, and compare it with the model."""
+"""Compares what an export wrote with the model, on made-up inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -26,13 +26,6 @@ OPEN_SIZES = {
 SPREAD = 10
 # Two runs of one model that differ by more are not of a function of its inputs, or one that blows rounding up.
 DETERMINISTIC = 1e-3
-
-
-class _Domain(NamedTuple):
-    """Whole numbers and texts that a model takes."""
-
-    below: int  # exclusive
-    words: tuple[str, ...]
 
 
 def self_check(serve: Callable[[Any], Any], model: keras.Model, signature: Any, tolerance: float) -> list[str]:
@@ -129,38 +122,41 @@ def _candidates(model: keras.Model, signature: Any, batch: int, place: int) -> I
     import tensorflow as tf
 
     specs = keras.tree.flatten(signature)
-    domain = _domain(model)
+    below, words = _domain(model)
     sizes = OPEN_SIZES[min(3, max(tuple(spec.shape)[1:].count(None) for spec in specs))]
     # An Input without a dtype is one of floats, also where an Embedding takes it.
-    whole = (False, True) if domain.below > 2 and any(spec.dtype.is_floating for spec in specs) else (False,)
+    whole = (False, True) if below > 2 and any(spec.dtype.is_floating for spec in specs) else (False,)
     random = np.random.default_rng(0)  # so that a model is exported each time or never
     for floats_are_whole in whole:
         for pair in sizes:
 
             def drawn(spec: Any, size: int = pair[place], floats_are_whole: bool = floats_are_whole) -> Any:
                 shape = [batch, *(size if n is None else n for n in tuple(spec.shape)[1:])]
-                return tf.convert_to_tensor(_drawn(random, spec.dtype, shape, domain, floats_are_whole))
+                return tf.convert_to_tensor(_drawn(random, spec.dtype, shape, below, words, floats_are_whole))
 
             yield keras.tree.map_structure(drawn, signature)
 
 
-def _drawn(random: np.random.Generator, dtype: Any, shape: list[int], domain: _Domain, whole: bool) -> np.ndarray:
+def _drawn(
+    random: np.random.Generator, dtype: Any, shape: list[int], below: int, words: list[str], whole: bool
+) -> np.ndarray:
     if dtype.name == "string":
-        return random.choice(np.array(domain.words, object), shape)
+        return random.choice(np.array(words, object), shape)
     if dtype.is_bool:
         return random.integers(0, 2, shape).astype("bool")
     if dtype.is_floating and not whole:
         return random.normal(size=shape).astype(dtype.as_numpy_dtype)
     if dtype.is_complex:
         return (random.normal(size=shape) + 1j * random.normal(size=shape)).astype(dtype.as_numpy_dtype)
-    return random.integers(0, domain.below, shape).astype(dtype.as_numpy_dtype)
+    return random.integers(0, below, shape).astype(dtype.as_numpy_dtype)
 
 
-def _domain(model: keras.Model) -> _Domain:
+def _domain(model: keras.Model) -> tuple[int, list[str]]:
+    """The end of the whole numbers, and texts, that a model takes."""
     sizes, words = [], ["a", "the cat sat", "7"]
     for layer in layers_by_path(model).values():
         sizes += [getattr(layer, name, None) for name in ("input_dim", "num_tokens")]
         if isinstance(layer, keras.layers.StringLookup) and not layer.num_oov_indices and not layer.invert:
             words = layer.get_vocabulary(include_special_tokens=False) or words
     below = min((int(size) for size in sizes if isinstance(size, int) and size > 0), default=2)
-    return _Domain(below, tuple(words))
+    return below, words

@@ -1,4 +1,4 @@
-"""When a comparison of an export with its model proves something, and how large the difference is."""
+"""Compares an export with its model, where that proves something."""
 
 from __future__ import annotations
 
@@ -30,10 +30,6 @@ def check_batch(batch: Any, structure: Any = None, argument: str = "verify") -> 
         batch: any structure of arrays, batch first.
         structure: the structure of the model's inputs, of things that have a shape and a name, as a KerasTensor or a
             TensorSpec has. An input whose batch has a size of its own there may have that. None where it is not known.
-        argument: the name of the argument that messages call the batch by.
-
-    Raises:
-        ExportError: it has another structure or shape, no records, or not as many for each input of an open batch.
     """
     arrays = [np.asarray(x) for x in keras.tree.flatten(batch)]
     names = [f"array {index}" for index in range(len(arrays))]
@@ -151,19 +147,14 @@ def differences(
     before: Sequence[str] = (),
     hint: str = "",
 ) -> dict[str, Any]:
-    """Differences of an export from the model, for its report.
-
-    From the model in float32, and from the model as it was.
+    """Compares an export with the model in float32 and as it was.
 
     Args:
         name, actual, batch, tolerance, hint: the arguments of `agreement`.
-        model: the model in its own precision.
+        before: notes that come first.
 
     Returns:
-        Its fields max_difference, precision_gap and notes.
-
-    Raises:
-        ExportError: as `agreement`.
+        The fields max_difference, precision_gap and notes of its report.
     """
     # What computed in float32 throughout must not be compared with less, as this device may have it.
     with backend.full_float32():

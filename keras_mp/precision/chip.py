@@ -1,4 +1,4 @@
-"""One accelerator as data: its rates, its memory, its links, and how a compiler is told of it."""
+"""One accelerator as data: rates, memory, links, compiler's description."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The chips: of each the figures of its data sheet, and where they are from."""
+"""The chips: figures of data sheets, and where they are from."""
 
 from keras_mp.precision.chip import GIB, TpuSlices, chip, gpu, ici, nvlink, pcie
 

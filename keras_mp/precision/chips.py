@@ -1,4 +1,4 @@
-"""The table of chips, and how their names are read as people, shops and runtimes write them."""
+"""Chips by their names, as people, shops and runtimes write them."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The formats below float32: their limits, rounding to them, and the scale into those of 8 and 4 bits."""
+"""The formats below float32, rounding, and scales of 8-bit ones."""
 
 from __future__ import annotations
 

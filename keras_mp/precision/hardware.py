@@ -1,4 +1,4 @@
-"""The abilities of a device: whether computing in a dtype pays on it, and why."""
+"""Whether computing in a dtype pays on a device, and why."""
 
 import re
 from collections import Counter

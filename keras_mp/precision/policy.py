@@ -1,4 +1,4 @@
-"""The dtype policy for this hardware: choose it, set it, set it for a while."""
+"""Chooses the dtype policy for this hardware, and sets it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that train with Keras's own int8 and int4: in each step codes of today's weights, multiplied as Keras does."""
+"""Layers that train with the numbers of Keras's int8 and int4."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WEIGHTS = {
 
 
 class QuantizationAware(Serves, SavesLora):
-    """Computes as the layer will once `quantize()` was called; gradients go straight through to the float weights.
+    """Computes as after `quantize()`, with gradients of float weights.
 
     A twin of the layer, which lives for one call, is quantized by Keras's own `quantize()`, and its `quantized_call` is
     the forward pass, with all that comes before the layer's class. So nothing is written here of how Keras quantizes.
@@ -75,7 +75,7 @@ class QuantizationAware(Serves, SavesLora):
 
 
 def logits_operands(layer: Any, features: Any, kernel: Any) -> tuple[Any, Any]:
-    """The operands whose product is the logits of a layer that trains so, with the gradients of those that are given.
+    """The operands whose product is logits, with the float ones' gradients.
 
     Args:
         features: floats, the layer's input.
@@ -101,7 +101,7 @@ def _is_tied(layer: Any) -> bool:
 
 
 def _read(twin: Any, inputs: Any) -> Any:
-    """The numbers that a quantized layer multiplies: its inputs, dequantized where it quantizes them."""
+    """A quantized layer's inputs, as it multiplies them, dequantized."""
     if not twin.inputs_quantizer:
         return inputs
     codes, scale = twin.inputs_quantizer(inputs, axis=getattr(twin, "quantization_axis", -1))
@@ -110,7 +110,7 @@ def _read(twin: Any, inputs: Any) -> Any:
 
 
 def _with_gradient(value: Any, function: Callable[..., Any], *operands: Any) -> Any:
-    """A value, also with the gradients that a function of operands has."""
+    """A value, also with the gradients of a function of operands."""
 
     @backend.custom_gradient
     def same(value: Any, *operands: Any) -> Any:
@@ -129,7 +129,7 @@ def _from_both(value: Any, rows: Any) -> Any:
 
 
 def quantized_twin(layer: Any, config: Any = None, **changed: Any) -> Any:
-    """A layer as it is after `quantize()`, for one call; its codes and scales are tensors, without a gradient.
+    """A layer after `quantize()`, for one call; codes are tensors.
 
     Args:
         config: Keras's config of the quantization; by default that for which the layer trains.
@@ -165,7 +165,7 @@ def _twin_class(cls: type) -> type:
 
 
 class _Twin:
-    """What one call needs of a layer: Keras does not track what is set, and makes no variables."""
+    """Attributes of a layer for one call, which Keras does not track."""
 
     __setattr__ = object.__setattr__
     __delattr__ = object.__delattr__
@@ -175,7 +175,7 @@ class _Twin:
 
 
 class _Weight(keras.Variable):
-    """A variable that is given a tensor of a program once, and is read as any other."""
+    """A variable that holds a tensor of a program."""
 
     def __init__(self, shape: Any, initializer: Any, dtype: str) -> None:
         # Private, as what makes a variable would make it outside of the program.
@@ -209,7 +209,7 @@ _ON_TENSORS = {"keras.src.ops.convert_to_numpy": _to_array, "keras.src.ops.conve
 
 
 class _Array(np.lib.mixins.NDArrayOperatorsMixin):
-    """A tensor that NumPy's functions take: each is the backend's of the same name."""
+    """A tensor that NumPy's functions compute on by the backend's."""
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
@@ -251,7 +251,7 @@ def _exactly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unknown(x: Any, beside: Any) -> Any:
-    """An operand that the compiler does not know to be one number for many.
+    """Hides from the compiler that an operand is one for many.
 
     Else it multiplies by the reciprocal, which is rounded, or adds a constant in another order.
     """

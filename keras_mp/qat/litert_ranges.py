@@ -1,4 +1,4 @@
-"""A functional or sequential model that trains with the numbers of LiteRT's int8, or int16 with int8 weights.
+"""Models that train with the numbers of LiteRT's integers.
 
 One treatment of each graph does it; layers stay as they are. Each tensor that LiteRT quantizes is rounded in a range of
 its own, moved by the batches, and weights in one range a channel. What LiteRT computes as one operator, such as a
@@ -18,6 +18,7 @@ from keras_mp.backend.common.keras_private import get_keras_mask, operation_fn, 
 from keras_mp.rebuild.merged import is_adapted
 from keras_mp.rebuild.notes import FLOAT8, QAT, treatments_of
 from keras_mp.rebuild.walk import Config, calls_of, graph_of
+from keras_mp.stability.float32_layers import has_float_dtype
 from keras_mp.stability.sensitive import activation_of
 from keras_mp.treatment.change import ChangePlan, Planned
 from keras_mp.treatment.treated import Treatment, register_treatments, treat
@@ -56,41 +57,26 @@ Range = int | tuple[float, float]
 
 
 class Step(NamedTuple):
-    """A call of a graph.
+    """A call of a graph."""
 
-    Attributes:
-        node: Keras's node.
-        weights: the layer's attributes that are rounded, each with the axes of its channels.
-        inside: the range between the two products of a separable convolution.
-        before: the range before an activation that is an operator of its own.
-        after: the ranges of its outputs; None where one is not rounded.
-    """
-
-    node: Any
-    weights: Mapping[str, tuple[int, ...]]
-    inside: Range | None
-    before: Range | None
-    after: list[Range | None]
+    node: Any  # Keras's
+    weights: Mapping[str, tuple[int, ...]]  # the layer's attributes that are rounded, each with its channels' axes
+    inside: Range | None  # between the two products of a separable convolution
+    before: Range | None  # before an activation that is an operator of its own
+    after: list[Range | None]  # of its outputs; None where one is not rounded
 
 
 class Plan(NamedTuple):
-    """The ranges of a graph.
-
-    Attributes:
-        inputs: the ranges of the graph's inputs.
-        steps: the calls, in the order of computation.
-        names: the names of the operations whose outputs they belong to, by their place.
-        finest: the smallest fixed scale of the tensors that a range is shared with, by the place of the range.
-    """
+    """The ranges of a graph."""
 
     inputs: list[Range | None]
-    steps: list[Step]
-    names: list[str]
-    finest: dict[int, float]
+    steps: list[Step]  # in the order of computation
+    names: list[str]  # of the operations whose outputs the ranges belong to, by their place
+    finest: dict[int, float]  # the smallest fixed scale of tensors that share a range, by its place
 
 
 def plan(graph: Any, options: Config) -> Plan:
-    """Finds out which tensors of a graph LiteRT quantizes, and in which ranges."""
+    """Plans which tensors LiteRT quantizes, and in which ranges."""
     nodes = calls_of(graph)
     readers: dict[int, list[Any]] = {}
     for node in nodes:
@@ -112,7 +98,7 @@ def plan(graph: Any, options: Config) -> Plan:
 
     for x in graph.inputs:
         operation = x._keras_history.operation
-        ranges[id(x)] = own(operation.name) if options["inputs"] and _is_float(x) else None
+        ranges[id(x)] = own(operation.name) if options["inputs"] and has_float_dtype(x) else None
     steps = []
     for node in nodes:
         operation, kind = node.operation, type(node.operation).__name__
@@ -131,7 +117,7 @@ def plan(graph: Any, options: Config) -> Plan:
             if fused and isinstance(reader[0], _KERAS.BatchNormalization):
                 folded.add(id(reader[0]))
             passes = kind in _SAME or (activation == "linear" and not weights)
-            if not _is_float(x) or fused or graph_of(operation) is not None or (passes and source is not None):
+            if not has_float_dtype(x) or fused or graph_of(operation) is not None or (passes and source is not None):
                 after.append(None)
                 ranges[id(x)] = source if passes else None
                 continue
@@ -164,7 +150,7 @@ def plan(graph: Any, options: Config) -> Plan:
 
 
 def _activation(operation: Any) -> str:
-    """The activation that an operation ends with, "linear" without one; "" of one that is no activation at all."""
+    """The activation that an operation ends with, or ""."""
     if isinstance(operation, _KERAS.ReLU):
         plain = not operation.negative_slope and not operation.threshold
         return {None: "relu", 6: "relu6"}.get(operation.max_value, "other") if plain else "other"
@@ -176,7 +162,7 @@ def _activation(operation: Any) -> str:
 
 
 def _fuses(operation: Any, linear: bool, folded: bool, readers: list[Any]) -> bool:
-    """Whether LiteRT has one operator for an operation and the only one that reads its result."""
+    """Whether LiteRT has one operator for an operation and its reader."""
     weighs = any(isinstance(readers[0], classes) for classes in _WEIGHTS)
     relu = _activation(readers[0]) in ("relu", "relu6") and not weighs
     if linear and isinstance(readers[0], _KERAS.BatchNormalization):
@@ -185,7 +171,7 @@ def _fuses(operation: Any, linear: bool, folded: bool, readers: list[Any]) -> bo
 
 
 def _fixed(activation: str, bits: int) -> tuple[float, float] | None:
-    """The range that LiteRT gives the result of an activation, whatever its values are."""
+    """The range that LiteRT gives an activation, whatever its values."""
     if activation not in ("sigmoid", "softmax", "tanh"):
         return None
     if bits == 16:
@@ -193,19 +179,14 @@ def _fixed(activation: str, bits: int) -> tuple[float, float] | None:
     return (-1.0, 127 / 128) if activation == "tanh" else (0.0, 255 / 256)
 
 
-def _is_float(x: Any) -> bool:
-    return keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype))
-
-
 def round_weights(weights: Any, channels: tuple[int, ...]) -> Any:
-    """Rounds weights to 8 bits, -127 to 127, each channel with the scale max |w| / 127; the gradient passes as it is.
+    """Rounds weights to 8 bits, with the gradient of no rounding.
+
+    Codes are -127 to 127, and the scale of a channel is max |w| / 127.
 
     Args:
         weights: weights of any shape.
         channels: the axes, counted from the last, along which each place has a scale of its own.
-
-    Returns:
-        float32 of the same shape.
     """
     weights = keras.ops.cast(weights, "float32")
     rank = len(weights.shape)
@@ -216,7 +197,7 @@ def round_weights(weights: Any, channels: tuple[int, ...]) -> Any:
 
 
 def rescalable(low: Any, high: Any, fixed: float) -> tuple[Any, Any]:
-    """A range, a little wider, to which XNNPACK rescales codes of a fixed scale exactly.
+    """Widens a range so that XNNPACK rescales codes to it exactly.
 
     XNNPACK, LiteRT's library for CPUs, multiplies the codes by fixed scale / new scale, rounded to a multiple of 1/256.
     """
@@ -227,7 +208,7 @@ def rescalable(low: Any, high: Any, fixed: float) -> tuple[Any, Any]:
 
 
 class RoundedGraph:
-    """What comes before the class of a functional or sequential model: its numbers are those of a LiteRT file."""
+    """Comes before a model's class: computes with LiteRT's numbers."""
 
     litert_ranges: Any = None
 
@@ -266,13 +247,13 @@ class RoundedGraph:
         return results[0] if isinstance(results, (list, tuple)) and len(results) == 1 else results
 
     def load_own_variables(self, store: Any) -> None:
-        """Takes the ranges of a file; those of a file without any stay as they are."""
+        """Takes the ranges of a file that has some."""
         if store.keys():
             super().load_own_variables(store)  # type: ignore[misc]
 
 
 class _Ranges:
-    """The ranges of one call of a graph, as they move."""
+    """The ranges of a graph's call, as they move."""
 
     def __init__(self, variable: Any, options: Config, training: bool | None, finest: dict[int, float]) -> None:
         self.variable, self.bits, self.fixed, self.finest = variable, options["bits"], options.get("ranges"), finest
@@ -282,7 +263,7 @@ class _Ranges:
         self.moved: dict[int, Any] = {}
 
     def rounded(self, x: Any, place: Range | None, halves: str = "") -> Any:
-        """A tensor rounded in its range; its gradient is 0 outside the range, and passes as it is inside.
+        """Rounds a tensor in its range, outside of which its gradient is 0.
 
         Args:
             halves: the side to which LiteRT rounds values halfway between codes: "away" from code 0, averages; "up",
@@ -291,10 +272,10 @@ class _Ranges:
         if place is None:
             return x
         low, high = self._range(x, place)
-        if self.bits == 16:
+        narrow = self.bits == 16
+        if narrow:
             high = max(-low, high) if isinstance(low, float) else keras.ops.maximum(-low, high)
             low = -high
-        narrow = self.bits == 16
         if isinstance(low, float):
             result = keras.quantizers.fake_quant_with_min_max_vars(x, low, high, self.bits, narrow)
         else:
@@ -338,7 +319,7 @@ class _Ranges:
 
 @contextmanager
 def _with_rounded_weights(step: Step, ranges: _Ranges, rounds: bool) -> Iterator[None]:
-    """Lets a layer compute with rounded weights, and be rounded within, for one call."""
+    """Lets a layer compute with rounded numbers for one call."""
     layer = step.node.operation
     replaced: dict[str, Any] = {}
     for name, channels in step.weights.items() if rounds else ():
@@ -359,14 +340,14 @@ def _with_rounded_weights(step: Step, ranges: _Ranges, rounds: bool) -> Iterator
 
 
 def _activated(activation: Any, x: Any, ranges: _Ranges) -> Any:
-    """An activation as LiteRT computes it: its SiLU is a sigmoid and a product, each rounded."""
+    """An activation; SiLU is LiteRT's sigmoid and product, each rounded."""
     if activation_of(activation).name != "silu":
         return activation(x)
     return x * ranges.rounded(keras.ops.sigmoid(x), _fixed("sigmoid", ranges.bits))
 
 
 def _separable(layer: Any, inputs: Any, ranges: _Ranges, inside: Range | None) -> Any:
-    """A separable convolution as Keras's layer computes it, rounded between its two products."""
+    """A separable convolution, rounded between its two products."""
     options = {"data_format": layer.data_format}
     x = keras.ops.depthwise_conv(
         inputs, layer.depthwise_kernel, layer.strides, layer.padding, dilation_rate=layer.dilation_rate, **options
@@ -379,7 +360,7 @@ def _separable(layer: Any, inputs: Any, ranges: _Ranges, inside: Range | None) -
 
 
 def _give_ranges(layer: Any) -> None:
-    """Gives a graph the variable of its ranges, which hold nothing until a batch trains it."""
+    """Gives a graph the variable of its ranges, empty ones."""
     graph, options = graph_of(layer), treatments_of(layer)[LITERT]
     _take_ranges(layer)
     if graph is None or options.get("ranges") is not None:
@@ -408,14 +389,7 @@ register_treatments(
 
 
 def plan_litert(plan: ChangePlan, quantize: str, select: Any = None) -> None:
-    """Plans that a model trains with the numbers of LiteRT's int8, or int16 with int8 weights.
-
-    Args:
-        quantize: "int8" or "int16x8".
-
-    Raises:
-        ValueError: select is given, or the model has no graph, or a layer in it is quantized, has LoRA or is converted.
-    """
+    """Plans that a model trains with LiteRT's "int8" or "int16x8"."""
     if select is not None:
         raise ValueError("select is not for LiteRT, whose converter quantizes whatever has ranges: leave it out")
     model = plan.model
@@ -434,7 +408,7 @@ def plan_litert(plan: ChangePlan, quantize: str, select: Any = None) -> None:
 
 
 def _graphs(model: Any) -> list[Any]:
-    """A model and the functional and sequential models that its graph calls, at any depth."""
+    """A model and those with a graph that it calls, at any depth."""
     graphs = {id(model): model}
     for node in calls_of(graph_of(model)):
         if isinstance(node.operation, keras.Model) and graph_of(node.operation) is not None:
@@ -443,13 +417,13 @@ def _graphs(model: Any) -> list[Any]:
 
 
 def trained_for(model: keras.Model) -> str | None:
-    """The quantization, "int8" or "int16x8", that a model trains for; None where it trains for none."""
+    """The quantization of LiteRT that a model trains for, or None."""
     options = treatments_of(model).get(LITERT)
     return None if options is None else {bits: name for name, bits in BITS.items()}[options["bits"]]
 
 
 def settle(model: keras.Model) -> None:
-    """Writes the rounded weights and the trained ranges into a model, in place: it trains no more.
+    """Writes rounded weights and trained ranges into a model, in place.
 
     Raises:
         ValueError: a range is empty; the message names the layer whose output it belongs to.

@@ -1,4 +1,4 @@
-"""A model that trains as it will be once it is quantized."""
+"""Models that train as they will be once they are quantized."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LITERT_FORMATS = {"qat_litert": "int8", "qat_litert_int16x8": "int16x8"}
 
 
 def plan_quantized(plan: ChangePlan, mode: Any, select: Select | None = None) -> None:
-    """Plans that a model trains as it will be once it is quantized.
+    """Plans that a model trains as it will be quantized.
 
     Args:
         mode: a name of `CONFIGS` or `LITERT_FORMATS`, or Keras's config for int8 or int4.
@@ -62,9 +62,9 @@ def plan_quantized(plan: ChangePlan, mode: Any, select: Select | None = None) ->
 
 
 def sqnr(layer: Any, config: Any) -> float:
-    """The signal of a layer's float weights over the noise of what quantizes them, in dB: the least of its matrices.
+    """The signal-to-noise ratio of a layer's quantized weights, in dB.
 
-    Of large matrices it is that of some channels, spread evenly, with `SAMPLE` weights in all: each has its own scales.
+    It is the least of its matrices; of large ones that of some channels, spread evenly, with `SAMPLE` weights in all.
     """
     names = next(names for cls, names in WEIGHTS.items() if isinstance(layer, cls))
     weights = {name: backend.to_numpy(getattr(layer, name)) for name in names if hasattr(layer, name)}
@@ -87,20 +87,12 @@ def sqnr(layer: Any, config: Any) -> float:
 
 
 def mode_of(scaling: Any) -> Any:
-    """Keras's config of a quantization, by the name "qat_int8" or "qat_int4", or itself.
-
-    Raises:
-        ValueError: The name is another.
-    """
+    """Keras's config of "qat_int8" or "qat_int4"; a config is returned."""
     return CONFIGS[one_of("scaling", scaling, CONFIGS)]() if isinstance(scaling, str) else scaling
 
 
 def decisions(walk: Walk, mode: Any) -> list[Planned]:
-    """Says of each layer that Keras quantizes whether it trains for it, whether that would pay, and why.
-
-    Args:
-        mode: "qat_int8" or "qat_int4", or Keras's config for int8 or int4.
-    """
+    """Says of each layer whether to train it for a mode of Keras's, and why."""
     config = mode_of(mode)
     treatments, rows = {QAT: keras.saving.serialize_keras_object(config)}, []
     for path, layer in _quantizable(walk).items():
@@ -117,7 +109,7 @@ def _quantizable(walk: Walk) -> dict[str, Any]:
 
 
 def why_not(layer: Any, config: Any, wide: bool = False) -> str:
-    """Why a layer, which may be planned to compute in float32, cannot train for a quantization; or empty."""
+    """Why a layer cannot train for a quantization; or empty."""
     if layer.quantization_mode is not None:
         return f"it is quantized to {layer.quantization_mode}"
     if FLOAT8 in treatments_of(layer):

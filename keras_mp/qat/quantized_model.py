@@ -1,9 +1,10 @@
-"""A model that trained as it would be quantized, quantized: the same outputs, bit for bit, or it stays as it was."""
+"""Quantizes a model that trained for it, to the same bits."""
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import keras
@@ -59,7 +60,9 @@ def quantize(model: keras.Model, sample: Any = None) -> keras.Model:
     kept = [(layer, treatments_of(layer)[QAT], _Kept(layer)) for layer in layers]
     shown = _shown(model)
     # What no config shows of other layers, files hold as long as these have the treatment.
-    plain = [(layer, _untreat) for layer in layers if id(layer) in shown and not layer.lora_enabled]
+    plain = [
+        (layer, partial(untreat, names=(QAT,))) for layer in layers if id(layer) in shown and not layer.lora_enabled
+    ]
 
     def check(model: Any) -> None:
         outputs = _outputs(model, batch)
@@ -95,12 +98,8 @@ def _quantize_layer(layer: Any) -> None:
     layer.quantize(config.mode, config=config)
 
 
-def _untreat(layer: Any) -> None:
-    untreat(layer, (QAT,))
-
-
 def _shown(layer: Any) -> set[int]:
-    """The ids of the layers that the config of a functional or sequential model shows, at any depth."""
+    """The ids of the layers that a model's config shows."""
     parts = children_of(layer) if shows_its_parts(layer) else []
     return {id(part) for part in parts}.union(*map(_shown, parts))
 

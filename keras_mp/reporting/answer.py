@@ -1,4 +1,4 @@
-"""The answer of a report: what it says first, in no more lines than a terminal opens with."""
+"""The answer of a report, which a terminal's first lines hold."""
 
 from __future__ import annotations
 
@@ -20,22 +20,13 @@ INDENT = "  "
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence of an answer, and what belongs below it.
+    """A sentence of an answer, and what belongs below it."""
 
-    Args:
-        label: the label before the words, such as "Fits"; "" where there is none.
-        text: the words. Lines of prose are broken, code is not.
-        code: lines of a program, below.
-        below: the table or bar that is shown below, in the terminal.
-        rank: the rank by which sentences give way where the answer has no room for all: the last one of the highest
-            rank; 0 stays.
-    """
-
-    label: str
-    text: str
-    code: tuple[str, ...] = ()
-    below: RenderableType | None = None
-    rank: int = 0
+    label: str  # before the words, such as "Fits"; "" where there is none
+    text: str  # the words, whose lines are broken
+    code: tuple[str, ...] = ()  # lines of a program, below, which are not
+    below: RenderableType | None = None  # the table or bar that is shown below, in the terminal
+    rank: int = 0  # where there is no room for all, the last one of the highest rank gives way; 0 stays
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for number, line in enumerate(self._lines(min(options.max_width, WIDE))):
@@ -58,13 +49,13 @@ class Sentence:
 
     @property
     def lines(self) -> int:
-        """How many lines it takes on a terminal of `COLUMNS`, which breaks longer lines of code."""
+        """Its lines on a terminal of `COLUMNS`, which breaks longer code."""
         code = sum(math.ceil((len(line) + 2 * len(INDENT)) / COLUMNS) for line in self.code)
         below = 0 if self.below is None else len(plain_text(self.below, COLUMNS).splitlines())
         return len(self._lines(COLUMNS)) + code + below
 
     def html(self) -> str:
-        """The label, the words and the code as a paragraph, and a table below."""
+        """A paragraph with label, words and code, and the table below."""
         label = f"<strong>{escape(self.label)}:</strong> " if self.label else ""
         code = f"<pre><code>{escape(chr(10).join(self.code))}</code></pre>" if self.code else ""
         return (f"<p>{label}{breakable(self.text)}</p>" if self.text else "") + code + html(self.below)

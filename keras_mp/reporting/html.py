@@ -1,4 +1,4 @@
-"""The HTML pages of the kit's reports: one file each, for a phone as for a screen, dark or light."""
+"""The HTML pages of reports: one file each, dark or light."""
 
 from __future__ import annotations
 

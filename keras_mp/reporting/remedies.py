@@ -1,4 +1,4 @@
-"""What mends a finding: the line of code of each remedy, which reports and pages name alike.
+"""The line of code of each remedy, which reports and pages name.
 
 `inspect` and `advise` print them, `audit` and `find_nonfinite` name them in their sentences, and docs/nan.md lists
 those for values that are not finite. Braces stand for what a report fills in.

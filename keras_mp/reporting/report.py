@@ -1,4 +1,4 @@
-"""The methods that every report of the kit has, and values as JSON has them."""
+"""What every report does, and values as JSON has them."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Report(ABC):
         return Details(table for name in names or tables for table in tables[name])
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain Python values; infinities and NaN as strings."""
+        """The report as plain Python values, as JSON has them."""
         return plain_values(self)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Returns the report as JSON, and writes it to a file where a path is given.
+        """Returns the report as JSON, and writes it to a path.
 
         Args:
             path: the file; an existing one is replaced, and missing folders are made.
@@ -61,7 +61,7 @@ class Report(ABC):
         return text
 
     def to_html(self, path: str | Path) -> Path:
-        """Writes the report as one HTML file: the answer, and the tables folded.
+        """Writes the report as one HTML file.
 
         Args:
             path: the file; an existing one is replaced, and missing folders are made.

@@ -1,4 +1,4 @@
-"""Reports as text, and a table that shows fewer columns where the terminal is narrow."""
+"""Text on some columns, and a table that has fewer there."""
 
 from __future__ import annotations
 

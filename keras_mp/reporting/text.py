@@ -1,4 +1,4 @@
-"""Numbers of bytes, errors, names and lists of names as text that people read."""
+"""Bytes, errors and names as text that people read."""
 
 from __future__ import annotations
 
