@@ -8,8 +8,10 @@ import pytest
 import reference
 from reference import compiled, quantized_by, tensors, with_gradients
 
+from keras_mp.backend import traced_for
 from keras_mp.fp8 import Scaling, Scalings, matmul
 from keras_mp.fp8.scaling import PRESETS, PRODUCTS, ROLES, get_scalings
+from keras_mp.planner.chips.targets import find_target
 from keras_mp.precision.formats import E4M3, E5M2
 
 BACKEND = keras.backend.backend()
@@ -217,3 +219,15 @@ def test_a_product_whose_operands_are_not_scaled_is_in_16_bits():
             # The kernel's gradient in bfloat16 is rounded to it in plain Keras, and not here.
             bound = 2.0**-8 * np.abs(expected).max() if at == place else 0
             np.testing.assert_allclose(reference.to_numpy(own), expected, rtol=0, atol=bound)
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="JAX chooses the product when it lowers")
+@pytest.mark.parametrize("chip, dtype", [("h100", "bfloat16"), ("host", "float32")])
+def test_they_stay_in_16_bits_where_xla_multiplies_them_so(chip, dtype):
+    import tensorflow as tf
+
+    product = tf.function(lambda x, w: matmul(x, w, Scalings.named("current", forward=False)))
+    with traced_for(find_target(chip).traced):
+        graph = product.get_concrete_function(*(tf.TensorSpec((4, 4), "bfloat16") for _ in "xw")).graph
+    [call] = [operation for operation in graph.get_operations() if operation.type == "XlaCallModule"]
+    assert {operand.dtype.name for operand in call.inputs} == {dtype}

@@ -89,6 +89,17 @@ def test_sixteen_bit_features_and_a_float32_kernel(dtype, bits):
         np.testing.assert_allclose(ours, exact, atol=2.0 ** (1 - bits) * np.abs(exact).max())
 
 
+def test_gradients_of_rare_words_are_rounded_to_float16_when_they_are_4096_times_as_large():
+    kernel = np.array([[0, -10, -15, -18, -20, -22, -24]], "float32")
+    _, found = value_and_gradients(
+        lambda k: chunked_cross_entropy(ops.ones((1, 1), "float16"), k, np.zeros(1, "int32")), [kernel]
+    )
+    softmax = np.exp(kernel[0].astype("float64"))
+    rare = softmax[1:] / softmax.sum()
+    assert np.float16(rare[2]) == 0
+    np.testing.assert_array_equal(found[0, 1:], np.float16(rare * 4096).astype("float32") / 4096)
+
+
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX knows all sizes")
 def test_an_unknown_number_of_rows():
     (features, kernel, bias), targets, weights = draw(23, 8, 50)
