@@ -51,24 +51,6 @@ def assert_near(actual, expected):
         assert np.any(a != e)
 
 
-def test_saved_cloned_and_trained_like_any_model(tmp_path):
-    model, batch = zoo.build("attention", "mixed_bfloat16")
-    fp8 = convert(twin(model), Scalings.named("current", scale="power_of_two"), select=everything)
-    expected = outputs(fp8, batch)
-    fp8.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_equal(outputs(loaded, batch), expected)
-    assert {layer.scaling for layer in converted(loaded)} == {Scalings.named("current", scale="power_of_two")}
-    assert len(converted(loaded)) == len(products(model))
-    clone = keras.models.clone_model(fp8)
-    clone.set_weights(fp8.get_weights())
-    np.testing.assert_equal(outputs(clone, batch), expected)
-    assert len(converted(clone)) == len(products(model))
-    loaded.compile(keras.optimizers.Adam(0.01), "mse", run_eagerly=True)
-    losses = [float(loaded.train_on_batch(batch, np.zeros_like(expected[0]))) for _ in range(5)]
-    assert losses[-1] < losses[0]
-
-
 def dense(units, activation=None, **arguments):
     """Zeros take no time to make."""
     return layers.Dense(units, activation, kernel_initializer="zeros", **arguments)
