@@ -1,30 +1,21 @@
-"""MX formats once more, in NumPy: scales by exact arithmetic on Python's fractions, numbers by ml_dtypes."""
-
-import functools
-from fractions import Fraction
+"""MX formats once more, in NumPy: scales by exponents in float64, numbers by ml_dtypes."""
 
 import ml_dtypes
 import numpy as np
-from reference import DTYPES, MAX, cast, product
+from reference import DTYPES, MAX, along, cast, product
 
 BLOCK = 32
 TOP = {"E4M3": 8, "E5M2": 15}  # exponent of the largest number
 
 
-@functools.cache
-def exponent(amax, name, rounding):
-    """Bits of E8M0 for the largest magnitude of a block, by OCP MX 1.0, section 6.3, or rounded up."""
-    if not np.isfinite(amax):
-        return 255
-    if amax == 0:
-        return 0
-    number = Fraction(float(amax))
-    power = number.numerator.bit_length() - number.denominator.bit_length()
-    power -= Fraction(2) ** power > number  # floor(log2)
-    power -= TOP[name]
-    if rounding == "up" and number > Fraction(MAX[name]) * Fraction(2) ** power:
-        power += 1
-    return max(power + 127, 0)
+def exponents(amax, name, rounding):
+    """Bits of E8M0 for the largest magnitudes of blocks, by OCP MX 1.0, section 6.3, or rounded up."""
+    with np.errstate(invalid="ignore"):  # of a NaN that signals
+        amax = np.asarray(amax, "float64")  # in which every number of float32 is normal
+    known = np.isfinite(amax) & (amax > 0)
+    power = np.frexp(np.where(known, amax, 1))[1] - 1 - TOP[name]
+    power += (rounding == "up") & (amax > MAX[name] * 2.0**power)
+    return np.select([known, amax == 0], [np.maximum(power + 127, 0), 0], 255).astype("uint8")
 
 
 def blocks(x, name, rounding="up"):
@@ -33,7 +24,7 @@ def blocks(x, name, rounding="up"):
     x = np.pad(x, ((0, 0), (0, -x.shape[1] % BLOCK)))
     parts = x.reshape(len(x), x.shape[1] // BLOCK, BLOCK)
     amax = np.where(np.isfinite(parts).all(-1), np.abs(parts).max(-1, initial=0), np.inf)
-    bits = np.array([exponent(each, name, rounding) for each in amax.ravel().tolist()], "uint8").reshape(amax.shape)
+    bits = exponents(amax, name, rounding)
     with np.errstate(invalid="ignore", over="ignore"):
         codes = cast((parts.astype("float64") / scale(bits)[..., None]).astype("float32"), name)
     # A block with a NaN has one wherever it is read.
@@ -48,13 +39,12 @@ def scale(bits):
 
 def numbers(x, name, rounding, axes):
     """A tensor after it was quantized along some axes, in float64."""
-    kept = [axis for axis in range(x.ndim) if axis not in axes]
-    order = [*kept, *axes]
-    moved = np.transpose(x, order)
-    columns = int(np.prod([x.shape[axis] for axis in axes]))
-    codes, bits = blocks(moved.reshape([int(np.prod([x.shape[axis] for axis in kept])), columns]), name, rounding)
-    values = codes.astype("float64") * np.repeat(scale(bits), BLOCK, axis=1)
-    return np.transpose(values[:, :columns].reshape(moved.shape), np.argsort(order))
+
+    def of_rows(rows):
+        codes, bits = blocks(rows, name, rounding)
+        return codes.astype("float64") * np.repeat(scale(bits), BLOCK, axis=1)
+
+    return along(of_rows, axes, x)
 
 
 def mx_product(equation, x, w, names, rounding="up"):

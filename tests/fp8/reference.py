@@ -38,6 +38,21 @@ def quantize(x, name, power_of_two=False, axes=None):
         return cast(x * scale, name), scale
 
 
+def as_rows(x, axes):
+    """A matrix whose rows are along some axes of a tensor."""
+    kept = [axis for axis in range(x.ndim) if axis not in axes]
+    moved = np.transpose(x, [*kept, *axes])
+    return moved.reshape(int(np.prod(moved.shape[: len(kept)])), -1)
+
+
+def along(numbers, axes, x, *others):
+    """What a function makes of the rows along some axes of tensors, as a tensor; it may fill rows up."""
+    order = [*(axis for axis in range(x.ndim) if axis not in axes), *axes]
+    rows = as_rows(x, axes)
+    made = numbers(rows, *(as_rows(other, axes) for other in others))[:, : rows.shape[1]]
+    return np.transpose(made.reshape([x.shape[axis] for axis in order]), np.argsort(order))
+
+
 def row_product(equation, x, w, names, power_of_two=False):
     """Of two tensors that are each scaled along what is summed: as `product`."""
     left, right = equation.split("->")[0].split(",")

@@ -11,7 +11,7 @@ import functools
 import keras
 import numpy as np
 from int8_reference import TOP, integers
-from reference import cast, compiled, quantized_by, tensors, to_numpy
+from reference import MAX, cast, compiled, quantized_by, tensors, to_numpy
 
 import keras_mp
 from keras_mp.fp8 import Scalings
@@ -57,40 +57,39 @@ class Reference:
     """The amaxes of the steps before, and the scales that they make."""
 
     def __init__(self, recipe, accumulate=1):
-        self.recipe, self.accumulate = recipe, accumulate
+        self.recipe, self.accumulate, self.is_int8 = recipe, accumulate, recipe.title == "INT8"
         self.history = np.zeros((3, recipe.kept), "float32")
-        self.pending, self.held = np.zeros(3, "float32"), 0
+        self.pending, self.held, self.updates = np.zeros(3, "float32"), 0, 0
 
     def columns(self):
-        """The history as the layer reads it."""
-        return self.history
+        """The history as the layer reads it, with the number of updates where it is counted."""
+        return np.concatenate([self.history, np.full((3, int(self.recipe.counts)), self.updates, "float32")], axis=1)
 
-    def top(self, role):
-        """The largest number of the format."""
-        return {"E4M3": 448.0, "E5M2": 57344.0}[self.recipe.of(role)[0].format.name]
+    def calibrating(self):
+        return self.updates < self.recipe.all[0].history
 
     def amax(self, role, x):
-        """What x is scaled by."""
+        """What x is scaled by: static scales stay after the calibration."""
         row = self.history[ROLES.index(role)]
-        return np.max(row) or _amax(x)
+        if not self.recipe.is_static:
+            return np.max(row) or _amax(x)
+        return row[1] if row[1] > 0 and not self.calibrating() else max(row[1], _amax(x))
 
     def rounded(self, scaled, role):
-        """To the format."""
-        return cast(scaled, self.recipe.of(role)[0].format.name).astype("float64")
+        """To the format; to integers, or NaN for the whole tensor that is not finite."""
+        if not self.is_int8:
+            return cast(scaled, self.recipe.of(role)[0].format.name).astype("float64")
+        return integers(scaled, np.float32(1)) * 1.0 if np.isfinite(scaled).all() else np.full(scaled.shape, np.nan)
 
     def scale(self, role, x):
         """What x is multiplied by."""
-        amax = self.amax(role, x)
-        top = self.top(role) * 2.0 ** -self.recipe.of(role)[0].margin
+        amax, scaling = self.amax(role, x), self.recipe.of(role)[0]
+        top = (TOP if self.is_int8 else MAX[scaling.format.name]) * 2.0**-scaling.margin
         if amax == 0:
             return np.float32(1)
         with np.errstate(over="ignore"):
             scale = min(np.float32(top) / np.float32(amax), np.float32(2.0**126))
-        return (
-            np.float32(2.0 ** np.floor(np.log2(np.float64(scale))))
-            if self.recipe.of(role)[0].scale == "power_of_two"
-            else scale
-        )
+        return np.float32(2.0 ** np.floor(np.log2(np.float64(scale)))) if scaling.scale == "power_of_two" else scale
 
     def loss(self, a, b, c, kernel):
         """Of one step, quantized as the layer does it and added up in float64; and the sum of its terms' magnitudes."""
@@ -111,65 +110,17 @@ class Reference:
         self.pending = np.maximum(self.pending, np.array(amaxes, "float32"))
         self.held += 1
         if self.held == self.accumulate:
-            self.history = self.following()
+            if not self.recipe.is_static:
+                self.history = np.concatenate([self.pending[:, None], self.history[:, :-1]], axis=1)
+            elif self.calibrating():
+                self.history[:, 1] = np.maximum(self.history[:, 1], self.pending)
+            self.updates += 1
             self.pending, self.held = np.zeros(3, "float32"), 0
-
-    def following(self):
-        """The history after an update."""
-        return np.concatenate([self.pending[:, None], self.history[:, :-1]], axis=1)
-
-
-class CountedReference(Reference):
-    """The updates are counted, and static scales stay after the calibration."""
-
-    def __init__(self, recipe, accumulate=1):
-        super().__init__(recipe, accumulate)
-        self.updates = 0
-        self.is_static = recipe.is_static
-
-    def columns(self):
-        return np.concatenate([self.history, np.full((3, 1), self.updates, "float32")], axis=1)
-
-    def amax(self, role, x):
-        if not self.is_static:
-            return super().amax(role, x)
-        known = self.history[ROLES.index(role), 1]
-        return known if known > 0 and not self.calibrating() else max(known, _amax(x))
-
-    def calibrating(self):
-        return self.updates < self.recipe.all[0].history
-
-    def following(self):
-        history = super().following()
-        if self.is_static:
-            history = self.history.copy()
-            if self.calibrating():
-                history[:, 1] = np.maximum(history[:, 1], self.pending)
-        self.updates += 1
-        return history
-
-
-class Int8Reference(CountedReference):
-    """Integers, and a NaN for the whole tensor that is not finite."""
-
-    def top(self, role):
-        return float(TOP)
-
-    def rounded(self, scaled, role):
-        if not np.isfinite(scaled).all():
-            return np.full(scaled.shape, np.nan)
-        return integers(scaled, np.float32(1)).astype("float64")
 
 
 def references_of(recipes, accumulate=1):
     """By name."""
-
-    def kind(recipe):
-        if recipe.title == "INT8":
-            return Int8Reference
-        return CountedReference if recipe.is_static else Reference
-
-    return {name: kind(recipe)(recipe, accumulate) for name, recipe in recipes.items()}
+    return {name: Reference(recipe, accumulate) for name, recipe in recipes.items()}
 
 
 def _amax(x):
@@ -223,7 +174,7 @@ def assert_same_state(model, references):
     for name, reference in references.items():
         saved = saved_history(model.get_layer(name))
         np.testing.assert_array_equal(saved["0"], reference.history)
-        if isinstance(reference, CountedReference):
+        if reference.recipe.counts:
             np.testing.assert_array_equal(saved["1"], np.full((3, 1), reference.updates))
     probe = np.random.default_rng().normal(size=(4, 4)).astype("float32")
     scales = scales_of(*[reference.recipe for reference in references.values()])
