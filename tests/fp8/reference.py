@@ -1,7 +1,5 @@
 """The FP8 products once more, in NumPy: operands by ml_dtypes, sums in float64."""
 
-import functools
-
 import keras
 import ml_dtypes
 import numpy as np
@@ -141,33 +139,3 @@ def with_gradients(function):
 def tensors(*arrays, dtype="float32"):
     """The arrays as tensors of the backend."""
     return [keras.ops.cast(keras.ops.convert_to_tensor(np.asarray(x, "float32")), dtype) for x in arrays]
-
-
-def check_products(multiply, reference, equation, shapes, names, mode, exponents, scale=1.0):
-    """Compares forward and both gradients, of operands whose rows and columns differ by orders, with a reference.
-
-    Args:
-        multiply: a function of x and w.
-        reference: `reference(equation, left, right, names)`, as `row_product`.
-        equation: the equation of the product.
-        shapes: the shapes of x and w.
-        names: the formats of input, kernel and gradient.
-        mode: a function that makes the function that runs: itself, or `compiled`.
-        exponents: magnitudes go from 2^-exponents to 2^exponents along each axis.
-        scale: the scale of the gradient.
-    """
-    rng = np.random.default_rng()
-
-    def values(shape):
-        powers = (2.0 ** rng.integers(-exponents, exponents + 1, size) for size in shape)
-        return (rng.normal(size=shape) * functools.reduce(np.multiply, np.ix_(*powers))).astype("float32")
-
-    x, w = (values(shape) for shape in shapes)
-    g = (scale * values(np.einsum(equation, x, w).shape)).astype("float32")
-    found = mode(with_gradients(multiply))(*tensors(x, w, g))
-    operands, out = equation.split("->")
-    left, right = operands.split(",")
-    first, second, third = names
-    assert_close(found[0], reference(equation, x, w, (first, second)))
-    assert_close(found[1], reference(f"{out},{right}->{left}", g, w, (third, second)))
-    assert_close(found[2], reference(f"{left},{out}->{right}", x, g, (first, third)))

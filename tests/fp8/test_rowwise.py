@@ -1,34 +1,61 @@
-"""Rowwise scaling: each of the three products against NumPy, each row and column with a scale of its own."""
+"""Scales by row and by block: each of the three products against NumPy."""
 
 import functools
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from reference import assert_close, check_products, compiled, row_product, sqnr, tensors, to_numpy
+from mx_reference import mx_product
+from reference import assert_close, compiled, row_product, sqnr, tensors, to_numpy, with_gradients
 
 from keras_mp.fp8 import Scalings, matmul
 from keras_mp.fp8.quantize import lies_in
 
+HYBRID = {"gradient": "E5M2"}
+ALIKE, MIXED = ("E4M3",) * 3, ("E4M3", "E4M3", "E5M2")
+# Recipes, what they are compared with, the formats of input, kernel and gradient, and the orders that numbers go over.
 RECIPES = {
-    "E4M3": (Scalings.named("rowwise"), ("E4M3",) * 3),
-    "hybrid": (Scalings.named("rowwise", format={"gradient": "E5M2"}, scale="power_of_two"), ("E4M3", "E4M3", "E5M2")),
-}
+    "rows": (Scalings.named("rowwise"), row_product, ALIKE, 12),
+    "rows, hybrid": (
+        Scalings.named("rowwise", format=HYBRID, scale="power_of_two"),
+        functools.partial(row_product, power_of_two=True), MIXED, 12,
+    ),
+    "blocks": (Scalings.named("mxfp8"), mx_product, ALIKE, 9),
+    "blocks, hybrid": (
+        Scalings.named("mxfp8", format=HYBRID, scale="E8M0_floor"),
+        functools.partial(mx_product, rounding="floor"), MIXED, 9,
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.jax
 @pytest.mark.parametrize(
-    "equation, x, w, recipe, scale",
+    "recipe, equation, shapes, scale",
     [
-        ("abc,cde->adbe", (3, 5, 16), (16, 2, 4), "hybrid", 1e-20),  # tiny gradients
-        ("abcd,cde->abe", (3, 5, 2, 4), (2, 4, 16), "E4M3", 1.0),
+        ("rows, hybrid", "abc,cde->adbe", ((3, 5, 16), (16, 2, 4)), 1e-20),  # tiny gradients
+        ("rows", "abcd,cde->abe", ((3, 5, 2, 4), (2, 4, 16)), 1.0),
+        ("blocks, hybrid", "abc,cde->adbe", ((3, 25, 16), (16, 2, 4)), 1e-20),
+        ("blocks", "a,ab->b", ((16,), (16, 1)), 1.0),
     ],
 )
-def test_any_product(equation, x, w, recipe, scale):
-    recipe, names = RECIPES[recipe]
-    reference = functools.partial(row_product, power_of_two=recipe.all[0].scale == "power_of_two")
-    multiply = functools.partial(matmul, scaling=recipe, equation=equation)
-    check_products(multiply, reference, equation, (x, w), names, compiled, 12, scale)
+def test_any_product(recipe, equation, shapes, scale):
+    """Forward and both gradients, of operands whose rows and columns differ by orders."""
+    scaling, expected, names, orders = RECIPES[recipe]
+    rng = np.random.default_rng()
+
+    def values(shape):
+        powers = (2.0 ** rng.integers(-orders, orders + 1, size) for size in shape)
+        return (rng.normal(size=shape) * functools.reduce(np.multiply, np.ix_(*powers))).astype("float32")
+
+    x, w = map(values, shapes)
+    g = (scale * values(np.einsum(equation, x, w).shape)).astype("float32")
+    found = compiled(with_gradients(lambda x, w: matmul(x, w, scaling, equation=equation)))(*tensors(x, w, g))
+    operands, out = equation.split("->")
+    left, right = operands.split(",")
+    first, second, third = names
+    assert_close(found[0], expected(equation, x, w, (first, second)))
+    assert_close(found[1], expected(f"{out},{right}->{left}", g, w, (third, second)))
+    assert_close(found[2], expected(f"{left},{out}->{right}", x, g, (first, third)))
 
 
 def test_zeros_and_what_is_not_finite():
