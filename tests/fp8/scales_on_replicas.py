@@ -1,4 +1,4 @@
-"""Tests on several replicas, which need a process of their own; test_replicas.py starts it."""
+"""Tests on several replicas, which need a process of their own; test_optimizer_replicas.py starts it."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""A step of recomputed blocks on several replicas, in a process of its own; test_remat_replicas.py starts it."""
+"""A step of recomputed blocks on several replicas, in a process of its own; test_optimizer_replicas.py starts it."""
 
 import keras
 import numpy as np

@@ -16,12 +16,11 @@ import keras_mp
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 # Files that other tests start in a process of their own, and who starts them.
-SCALING = "tests/loss_scaling"
+REPLICAS = "tests/loss_scaling/test_optimizer_replicas.py::test_several_replicas_do_as_one"
+DEVICES = "tests/parallel/test_distribute.py::test_several_devices_do_as_one"
 STARTED_BY = {
-    f"{SCALING}/on_replicas.py": f"{SCALING}/test_optimizer_replicas.py::test_several_replicas_do_as_one",
-    "tests/fp8/scales_on_replicas.py": "tests/fp8/test_replicas.py::test_several_replicas_equal_the_reference",
-    "tests/parallel/on_several_devices.py": "tests/parallel/test_distribute.py::test_several_devices_do_as_one",
-    "tests/parallel/loading_on_devices.py": "tests/parallel/test_distribute.py::test_several_devices_do_as_one",
+    **dict.fromkeys(("tests/loss_scaling/on_replicas.py", "tests/fp8/scales_on_replicas.py"), REPLICAS),
+    **dict.fromkeys(("tests/parallel/on_several_devices.py", "tests/parallel/loading_on_devices.py"), DEVICES),
 }
 FIXED = (ROOT / "docs" / "maintainers" / "what-we-fixed.md").read_text()
 DRAWS = """
