@@ -1,57 +1,39 @@
-"""A Llama in NumPy, float64 or complex128: an independent reference, a token and a head at a time.
-
-Written from the papers and from Meta's description, for one sequence; no fused kernels, masks or blocks.
-"""
+"""A Llama in NumPy, float64 or complex128: an independent reference, from the papers and from Meta's description."""
 
 import numpy as np
 
 
 def frequencies(pairs, theta, scaling):
     """Radians a token, of each pair: Meta's rule, by wavelengths."""
-    result = []
-    for pair in range(pairs):
-        frequency = 1.0 / theta ** (2 * pair / (2 * pairs))
-        wavelength = 2 * np.pi / frequency
-        if scaling is None or wavelength < scaling.length / scaling.high:
-            result.append(frequency)
-        elif wavelength > scaling.length / scaling.low:
-            result.append(frequency / scaling.factor)
-        else:
-            smooth = (scaling.length / wavelength - scaling.low) / (scaling.high - scaling.low)
-            result.append((1 - smooth) * frequency / scaling.factor + smooth * frequency)
-    return np.array(result)
+    plain = theta ** (-np.arange(pairs) / pairs)
+    if scaling is None:
+        return plain
+    wavelengths = 2 * np.pi / plain
+    smooth = np.clip((scaling.length / wavelengths - scaling.low) / (scaling.high - scaling.low), 0, 1)
+    return (1 - smooth) * plain / scaling.factor + smooth * plain
 
 
-def rotation(position, radians):
-    """The orthogonal matrix that rotates feature j with feature j + pairs."""
-    pairs = len(radians)
-    matrix = np.zeros((2 * pairs, 2 * pairs))
-    for j, angle in enumerate(position * radians):
-        matrix[j, j] = matrix[j + pairs, j + pairs] = np.cos(angle)
-        matrix[j, j + pairs], matrix[j + pairs, j] = -np.sin(angle), np.sin(angle)
-    return matrix
+def rotated(x, radians):
+    """Feature j turned with feature j + pairs by an angle that grows with the token; shape (length, heads, features)."""
+    angles = np.arange(len(x))[:, None, None] * radians
+    first, second = np.split(x, 2, axis=-1)
+    turned = first * np.cos(angles) - second * np.sin(angles), first * np.sin(angles) + second * np.cos(angles)
+    return np.concatenate(turned, axis=-1)
 
 
 def normalized(x, scale):
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-5) * scale
 
 
-def attention(x, kernel, output, size, rotations):
+def attention(x, kernel, output, size, radians):
     """Attention of a sequence of shape (length, width); kernel holds queries, keys and values side by side."""
-    features, group = size.width // size.heads, size.heads // size.key_heads
-    query, key, value = np.split(x @ kernel, [size.width, size.width + size.key_heads * features], axis=1)
-    heads = []
-    for head in range(size.heads):
-        mine = slice(head * features, (head + 1) * features)
-        shared = slice(head // group * features, (head // group + 1) * features)
-        q, k, v = query[:, mine], key[:, shared], value[:, shared]
-        rows = []
-        for i in range(len(x)):
-            scores = [(rotations[i] @ q[i]) @ (rotations[j] @ k[j]) / np.sqrt(features) for j in range(i + 1)]
-            weights = np.exp(np.array(scores))
-            rows.append(weights / weights.sum() @ v[: i + 1])
-        heads.append(np.stack(rows))
-    return np.concatenate(heads, axis=1) @ output
+    features, length = size.width // size.heads, len(x)
+    split = np.split(x @ kernel, [size.width, size.width + size.key_heads * features], axis=1)
+    query, key, value = (part.reshape(length, -1, features) for part in split)
+    query, key = rotated(query, radians), rotated(key, radians)
+    key, value = (np.repeat(part, size.heads // size.key_heads, axis=1) for part in (key, value))
+    weights = np.exp(np.einsum("ihf,jhf->hij", query, key) / np.sqrt(features)) * np.tri(length)
+    return np.einsum("hij,jhf->ihf", weights / weights.sum(-1, keepdims=True), value).reshape(length, -1) @ output
 
 
 def logits(weights, tokens, size):
@@ -66,11 +48,10 @@ def logits(weights, tokens, size):
     words = next(remaining)
     head = words.T if size.tied else next(remaining)
     radians = frequencies(size.width // size.heads // 2, size.theta, size.scaling)
-    rotations = [rotation(position, radians) for position in range(len(tokens))]
     x = words[tokens]
     for _ in range(size.layers):
         scale, kernel, output = (next(remaining) for _ in range(3))
-        x = x + attention(normalized(x, scale), kernel, output, size, rotations)
+        x = x + attention(normalized(x, scale), kernel, output, size, radians)
         scale, gate, up, down = (next(remaining) for _ in range(4))
         y = normalized(x, scale)
         opened = y @ gate
