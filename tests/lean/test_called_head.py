@@ -5,7 +5,7 @@ import numpy as np
 import own_blocks
 import pytest
 from keras import layers, ops
-from test_make_lean import assert_same_step, changes, compiled, lean_of
+from same_step import assert_same_step, compiled, lean_of, optimizer, step
 
 from keras_mp.lean import chunked_head
 from keras_mp.lean.lean_model import lean_parts
@@ -80,7 +80,7 @@ def test_the_loss_of_a_subclassed_model_comes_from_the_input_of_its_head(kind, c
     lean = lean_of(model)
     assert head(lean).done and not head(model).done and not head(model).reason
     x, y, weights = batch()
-    assert_same_step(changes(lean, x, y, weights), changes(model, x, y, weights))
+    assert_same_step(step(lean, x, y, weights), step(model, x, y, weights))
     assert chunks
     # The same again: behind a step the weights differ in their last bits, and logits, in which terms cancel, by more.
     lean.set_weights(model.get_weights())
@@ -99,14 +99,14 @@ def test_other_models_compute_their_loss_as_before(kind, cls, reason, chunks):
     x, y, _ = batch()
     if kind == "dict":
         loss = {"logits": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
-        model.compile(keras.optimizers.SGD(1.0), loss, run_eagerly=own_blocks.EAGERLY)
+        model.compile(optimizer(), loss, run_eagerly=own_blocks.EAGERLY)
         y = {"logits": y}
     else:
         compiled(model, run_eagerly=own_blocks.EAGERLY)
     lean = lean_of(model)
     row = head(lean)
     assert (row is None) if reason is None else (not row.done and reason in row.reason)
-    assert_same_step(changes(lean, x, y), changes(model, x, y))
+    assert_same_step(step(lean, x, y), step(model, x, y))
     assert not chunks
 
 
@@ -119,7 +119,7 @@ def test_a_loss_that_cannot_be_in_chunks_is_computed_as_before(chunks):
     x, y, _ = batch()
     for each in (lean, plain):
         loss = keras.losses.CategoricalCrossentropy(from_logits=True)
-        each.compile(keras.optimizers.SGD(1.0), loss, run_eagerly=own_blocks.EAGERLY)
+        each.compile(optimizer(), loss, run_eagerly=own_blocks.EAGERLY)
     one_hot = np.eye(VOCABULARY, dtype="float32")[y]
-    assert_same_step(changes(lean, x, one_hot), changes(plain, x, one_hot))
+    assert_same_step(step(lean, x, one_hot), step(plain, x, one_hot))
     assert not chunks

@@ -5,13 +5,14 @@ import numpy as np
 import own_blocks
 import pytest
 from keras import layers
-from test_lean_families import assert_same_step, blocks, compiled, data, recomputing, step
+from same_step import assert_same_step, compiled, lean_of, step
+from test_lean_families import blocks, data
 
 pytestmark = pytest.mark.slow
 
 
 def test_inference_runs_the_layers_own_code(recomputed):
-    model = recomputing(compiled(own_blocks.mini_gpt(blocks=2), run_eagerly=own_blocks.EAGERLY))
+    model = lean_of(compiled(own_blocks.mini_gpt(blocks=2), run_eagerly=own_blocks.EAGERLY), remat=True)
     x, y = data(model, np.random.default_rng())
     model.predict_on_batch(x), model.test_on_batch(x, y), model(x)
     assert not recomputed
@@ -60,8 +61,8 @@ def tuned():
 )
 def test_layers_that_are_not_told_to_train_recompute_in_a_training_step(build, recomputed, one_mask):
     model = compiled(build(), run_eagerly=own_blocks.EAGERLY)
-    ours = recomputing(model)
+    ours = lean_of(model, remat=True)
     x, y = data(model, np.random.default_rng())
     made = step(ours, x, y)
     assert len(blocks(ours)) > 1 and recomputed and len(recomputed) % len(blocks(ours)) == 0
-    assert_same_step(made, step(model, x, y))
+    assert_same_step(made, step(model, x, y), least=1.0)  # some are zero but for rounding, as of the bias of keys

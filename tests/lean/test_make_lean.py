@@ -1,7 +1,6 @@
 """`make_lean` on models of Keras and KerasHub: the same step before and after, and the way back."""
 
 import gc
-import warnings
 import weakref
 
 import keras
@@ -9,6 +8,7 @@ import numpy as np
 import own_blocks
 import pytest
 from keras import layers
+from same_step import assert_same_step, compiled, lean_of, optimizer, step
 from thirds import thirds
 
 import keras_mp
@@ -25,34 +25,6 @@ LENGTH = 8
 MODELS = causal_models.DECODERS | causal_models.TWO_SIDED
 
 
-def changes(model, x, y, sample_weight=None):
-    """The logs of a step, and minus its gradients: the model is compiled with SGD at rate 1."""
-    before = [np.array(weight) for weight in model.get_weights()]
-    logs = model.train_on_batch(x, y, sample_weight, return_dict=True)
-    return logs, [np.asarray(after) - b for after, b in zip(model.get_weights(), before, strict=True)]
-
-
-def assert_same_step(ours, plain, tolerance=1e-5):
-    (logs, found), (expected_logs, expected) = ours, plain
-    assert logs.keys() == expected_logs.keys()
-    for name, value in expected_logs.items():
-        assert float(logs[name]) == pytest.approx(float(value), rel=tolerance, abs=1e-6), name
-    for a, b in zip(found, expected, strict=True):
-        # A change is the difference of two weights, each known to half of 2**-23 of its size.
-        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(np.abs(b).max(), 1e-2) + 2**-22)
-
-
-def compiled(model, **mode):
-    model.compile(
-        keras.optimizers.SGD(1.0),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=[keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="crossentropy")],
-        weighted_metrics=[keras.metrics.SparseCategoricalAccuracy()],
-        **mode,
-    )
-    return model
-
-
 def data(model, generator):
     """Tokens for each input, their successors, and weights; the first row is padded."""
     tokens = generator.integers(1, causal_models.VOCABULARY, (3, LENGTH))
@@ -62,26 +34,22 @@ def data(model, generator):
     return x, np.roll(tokens, -1, 1), padding.astype("float32") * generator.uniform(0.5, 1, padding.shape)
 
 
-def lean_of(model):
-    """The lean model, which nothing must be missing from."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="(?s).*could not change some layers.*")
-        return keras_mp.lean.make_lean(twin(model))
-
-
 def kinds(model):
     return {row.kind for row in keras_mp.lean.lean_model.lean_parts(Walk(model)) if row.done}
 
 
-GPT2 = "GPT2CausalLM"  # in a graph; the others eagerly, which takes less time than to trace them
+GPT2 = "GPT2CausalLM"
+IN_A_GRAPH = pytest.param(GPT2, True, marks=pytest.mark.slow)  # the others eagerly, which is faster than to trace them
 
 
-@pytest.mark.parametrize("name", [GPT2, *thirds(name for name in MODELS if name != GPT2)])
-def test_a_language_model_makes_the_same_step(name, one_mask):
-    model = compiled(causal_models.build(name), run_eagerly=own_blocks.EAGERLY and name != GPT2)
+@pytest.mark.parametrize(
+    "name, graph", [(GPT2, False), IN_A_GRAPH, *thirds((name, False) for name in MODELS if name != GPT2)]
+)
+def test_a_language_model_makes_the_same_step(name, graph, one_mask):
+    model = compiled(causal_models.build(name), run_eagerly=own_blocks.EAGERLY and not graph)
     lean = lean_of(model)
     x, y, weights = data(model, np.random.default_rng())
-    assert_same_step(changes(lean, x, y, weights), changes(model, x, y, weights))
+    assert_same_step(step(lean, x, y, weights), step(model, x, y, weights))
     if name == GPT2:
         lean.set_weights(model.get_weights())
         evaluated = [m.test_on_batch(x, y, sample_weight=weights, return_dict=True) for m in (lean, model)]
@@ -115,12 +83,12 @@ def test_keras_attention_with_masks_makes_the_same_step(kind, dropout, one_mask)
         attend = layers.MultiHeadAttention(4, 3, dropout=dropout, seed=seed)
     x = layers.Dense(6, activation="gelu")(attend(x, x, use_causal_mask=True))
     model = keras.Model(tokens, layers.Lambda(lambda x: keras.ops.mean(x, (1, 2))[:, None])(x))
-    model.compile(keras.optimizers.SGD(1.0), "mse", run_eagerly=own_blocks.EAGERLY and kind == "grouped")
+    model.compile(optimizer(), "mse", run_eagerly=own_blocks.EAGERLY and kind == "grouped")
     lean = lean_of(model)
     assert kinds(lean) == {"attention", "gelu"}
     numbers, targets = generator.integers(0, 20, (4, LENGTH)), generator.normal(size=(4, 1))
     numbers[0, 3:] = 0  # rows that see no key, where a mask of the queries counts too
-    assert_same_step(changes(lean, numbers, targets), changes(model, numbers, targets))
+    assert_same_step(step(lean, numbers, targets), step(model, numbers, targets))
 
 
 def test_a_model_with_nothing_to_make_lean_says_so():
@@ -136,7 +104,7 @@ def small_language_model(in_a_dict):
     logits = layers.Dense(50, name="out")(layers.Dense(8, activation="gelu")(layers.Embedding(50, 8)(inputs)))
     model = keras.Model(inputs, {"out": logits} if in_a_dict else logits)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(1.0), {"out": loss} if in_a_dict else loss, run_eagerly=own_blocks.EAGERLY)
+    model.compile(optimizer(), {"out": loss} if in_a_dict else loss, run_eagerly=own_blocks.EAGERLY)
     return model
 
 
@@ -147,7 +115,7 @@ def test_a_model_whose_one_output_is_in_a_dict_keeps_the_dict():
     expected, got = plain.predict_on_batch(tokens), lean.predict_on_batch(tokens)
     assert got.keys() == expected.keys()
     np.testing.assert_allclose(got["out"], expected["out"], rtol=1e-5, atol=1e-6)
-    assert_same_step(changes(lean, tokens, {"out": tokens}), changes(plain, tokens, {"out": tokens}))
+    assert_same_step(step(lean, tokens, {"out": tokens}), step(plain, tokens, {"out": tokens}))
     assert "in a dict" in str(keras_mp.report(lean))
 
 

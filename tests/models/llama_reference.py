@@ -14,7 +14,7 @@ def frequencies(pairs, theta, scaling):
 
 
 def rotated(x, radians):
-    """Feature j turned with feature j + pairs by an angle that grows with the token; shape (length, heads, features)."""
+    """Features j turned with features j + pairs, by angles that grow with the token; (length, heads, features)."""
     angles = np.arange(len(x))[:, None, None] * radians
     first, second = np.split(x, 2, axis=-1)
     turned = first * np.cos(angles) - second * np.sin(angles), first * np.sin(angles) + second * np.cos(angles)
