@@ -1,4 +1,4 @@
-"""Training steps on JAX, as `fit` runs them, to be timed."""
+"""Training steps on JAX to be timed, as in `fit`."""
 
 from __future__ import annotations
 

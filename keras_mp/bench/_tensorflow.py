@@ -1,4 +1,4 @@
-"""Training steps on TensorFlow, as `fit` runs them, to be timed."""
+"""Training steps on TensorFlow to be timed, as in `fit`."""
 
 from __future__ import annotations
 

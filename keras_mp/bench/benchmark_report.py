@@ -1,4 +1,4 @@
-"""What a benchmark measured: as a table, as JSON, as a page."""
+"""The report of a benchmark."""
 
 from __future__ import annotations
 

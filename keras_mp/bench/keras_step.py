@@ -1,4 +1,4 @@
-"""A training step of a model in one precision, as a workload of a benchmark."""
+"""Training steps in one precision, as workloads of a benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process in which a benchmark builds and runs its workloads.
+"""The process that builds and runs a benchmark's workloads.
 
     python -m keras_mp.bench.worker
 

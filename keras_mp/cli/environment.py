@@ -1,4 +1,4 @@
-"""`keras-mp doctor`: what is installed, and what this hardware can do."""
+"""`keras-mp doctor`: what is installed, what this hardware can do."""
 
 import json
 import os
@@ -34,11 +34,7 @@ _EXTRAS = (
 
 
 def doctor() -> RenderableType:
-    """Examines this environment, also with a broken or missing backend.
-
-    Returns:
-        A page for a rich console: versions, devices, what they support, the policy of `auto`, what to install.
-    """
+    """Examines this environment, also with a broken or missing backend."""
     backend = configured_backend()
     parts: list[RenderableType] = [_heading("Versions"), _versions(backend)]
     problem = _problem(backend)
@@ -48,10 +44,7 @@ def doctor() -> RenderableType:
 
 
 def configured_backend() -> str:
-    """Finds the backend that Keras would choose, without importing it.
-
-    It looks where Keras looks: the environment variable KERAS_BACKEND, then `keras.json`, then "tensorflow".
-    """
+    """Finds the backend that Keras would choose, without importing it."""
     if backend := os.environ.get("KERAS_BACKEND"):
         return backend
     home = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")

@@ -1,4 +1,4 @@
-"""Loads a .keras file, and makes up a batch for its model."""
+"""Loads a .keras file, and makes up a batch."""
 
 from __future__ import annotations
 

@@ -39,8 +39,6 @@ from keras_mp.treatment.treated import ADAPTED, Treatment, register_treatments, 
 LOW_PRECISION_NAMES = frozenset({"float16", "half", "bfloat16", "mixed_float16", "mixed_bfloat16"})
 # What a dtype-like string must never be mistaken for: how a thing is called.
 NAMING_KEYS = frozenset({"name", "class_name", "registered_name", "module"})
-# Policies that are low precision whatever their config says.
-LOW_POLICY_CLASSES = frozenset({"QuantizedFloat8DTypePolicy"})
 # Policies of weights that are integers: what they are dequantized to is their "source_name".
 INTEGER_POLICY_CLASSES = frozenset({"AWQDTypePolicy", "GPTQDTypePolicy", "Int4DTypePolicy", "QuantizedDTypePolicy"})
 # What a layer's config says of LoRA and of how it was quantized, beside its policy.
@@ -61,7 +59,7 @@ def to_float32(node: Config, layer: Any) -> Config:
     """
     node = untreated_node(node, (FLOAT8, *LEAN), with_options=(FROZEN,))
     kind = node.get("class_name")
-    if kind in LOW_POLICY_CLASSES or (kind == "DTypePolicy" and _is_low(node["config"]["name"])):
+    if kind == "QuantizedFloat8DTypePolicy" or (kind == "DTypePolicy" and _is_low(node["config"]["name"])):
         return FLOAT32_POLICY
     if kind == "DTypePolicyMap":
         policies = node["config"]["policy_map"]
@@ -80,7 +78,7 @@ def to_merged_float32(node: Config, layer: Any) -> Config:
 
 
 def _plain(node: Config) -> Config:
-    """A config, and that of a layer within, without LoRA and quantization."""
+    """A config without LoRA and quantization, also within."""
     config = {key: value for key, value in node["config"].items() if key not in ADAPTED_KEYS}
     if isinstance(config.get("layer"), dict):
         config["layer"] = _plain(config["layer"])
@@ -144,7 +142,7 @@ _BEFORE_CALL = {"__init__", "build", "get_config", "from_config"}
 
 
 class CallsUnderOwnPolicy:
-    """Lets layers that its call makes take its own dtype policy."""
+    """Lets its call make layers of its own policy."""
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         with restored_policy(self.dtype_policy):  # type: ignore[attr-defined]
@@ -152,14 +150,14 @@ class CallsUnderOwnPolicy:
 
 
 def keep_own_policies(model: keras.Model) -> keras.Model:
-    """Lets layers of a new model make layers of their own policy."""
+    """Lets a new model's layers make layers of their policy."""
     for layer in filter(_makes_layers, with_self(model)):
         treat(layer, {OWN_POLICY: None})
     return model
 
 
 def _makes_layers(layer: keras.Layer) -> bool:
-    """Whether a call's own code, outside Keras, names a class of layers."""
+    """Whether a call's own code names a class of layers."""
     own = [cls for cls in original_class(layer).__mro__ if package_of(cls) not in (*LIBRARIES, "builtins")]
     methods = [value for cls in own for name, value in vars(cls).items() if name not in _BEFORE_CALL]
     calls = [inspect.unwrap(method) for method in methods if inspect.isfunction(method)]
@@ -234,6 +232,6 @@ def _computing_in_float32(layer: Any) -> Iterator[None]:
 
 
 def _low_inputs(layer: Any) -> list[Any]:
-    """Inputs of a layer's graph, or an InputLayer, cast to 16 bits."""
+    """Inputs of a layer's graph, cast to 16 bits."""
     inputs = [layer] if isinstance(layer, keras.layers.InputLayer) else getattr(graph_of(layer), "inputs", [])
     return [x for x in inputs if x.dtype in LOW_PRECISION]

@@ -1,4 +1,4 @@
-"""Every way out of training: a float32 SavedModel, ONNX and LiteRT."""
+"""Ways out of training: a float32 SavedModel, ONNX, LiteRT."""
 
 from keras_mp.system.stub_names import door
 

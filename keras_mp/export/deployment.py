@@ -129,7 +129,7 @@ def compared(
     tolerance: float,
     scales: Sequence[float] = (),
 ) -> DeploymentReport:
-    """Reports how a written file, run again, differs from the model.
+    """Reports how a written file differs from the model.
 
     Args:
         model: the model in its own precision.

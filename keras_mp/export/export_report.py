@@ -1,4 +1,4 @@
-"""The reports of the exports: as values, on the terminal, as HTML."""
+"""The reports of the exports."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,9 @@ import keras
 import numpy as np
 
 from keras_mp.conversion.to_float32 import to_float32
-from keras_mp.export import int8
 from keras_mp.export.deployment import INT8_STEPS, Signature, check, compared, counted, float32_saved_model
 from keras_mp.export.export_report import DeploymentReport
-from keras_mp.export.litert_file import LiteRTFile
+from keras_mp.export.litert_file import LiteRTFile, Operator
 from keras_mp.export.verification import ExportError
 from keras_mp.qat.litert_ranges import BITS, settle, trained_for
 from keras_mp.rebuild.model import rebuild
@@ -31,6 +30,18 @@ from keras_mp.system.quiet_import import quiet_stderr
 PROBE = 32
 # Records that are scored at once.
 BATCH = 64
+# XNNPACK, which LiteRT runs on CPUs by default, takes the zero point of the second operand of an int8 product of two
+# activations for 0: with TensorFlow 2.21 a product is off by a fifth and more (tests/export/test_int8.py).
+STAYS_FLOAT = ("BATCH_MATMUL",)
+# A step of int8 is a 255th of the range, so that beside the -1e9 of an attention mask every score is 0.
+HUGE = 1e6
+# Operators whose inputs and outputs have one scale, so that a huge range reaches what is before them, too.
+# Source: LiteRT's 8-bit quantization specification, the operators with a restriction on their scales.
+ONE_SCALE = frozenset(
+    "AVERAGE_POOL_2D BROADCAST_TO CONCATENATION EXPAND_DIMS GATHER MAXIMUM MAX_POOL_2D MINIMUM PACK PAD PADV2 "
+    "REDUCE_MAX REDUCE_MIN RESHAPE REVERSE_V2 SELECT SELECT_V2 SLICE SPLIT SPLIT_V SQUEEZE STRIDED_SLICE TILE "
+    "TRANSPOSE UNPACK".split()
+)
 
 
 def export_litert(
@@ -232,14 +243,39 @@ def _calibrated(folder: Path, signature: Signature, model: keras.Model, calibrat
         return ({name: x[place : place + 1] for name, x in feed.items()} for place in range(records))
 
     probe = np.linspace(0, records - 1, min(records, PROBE)).astype(int)
-    kept = int8.stays_float(_converted(folder, model), {name: x[probe] for name, x in feed.items()}, BITS[quantize])
+    kept = _stays_float(_converted(folder, model), {name: x[probe] for name, x in feed.items()}, BITS[quantize])
     if kept and quantize != "int8":
         raise ExportError(
-            f"model {model.name!r} was not exported: values of {int8.HUGE:.0e} and above, such as an attention mask "
+            f"model {model.name!r} was not exported: values of {HUGE:.0e} and above, such as an attention mask "
             f"has, reach {', '.join(kept[:3])}, and quantize={quantize!r} cannot keep single operators in float32, as "
             "'int8' can"
         )
     return _converted(folder, model, quantize, feeds, kept)
+
+
+def _stays_float(file: LiteRTFile, feed: Mapping[str, np.ndarray], bits: int) -> list[str]:
+    """Names outputs of operators that integers would break."""
+    floats = {place: x for place, x in file.values(feed).items() if x.dtype == np.float32 and x.size}
+    huge = {place for place, x in floats.items() if np.abs(x).max() >= HUGE}
+    tensors, operators = file.graphs[0]
+    makers = {place: operator for operator in operators for place in operator.outputs}
+    kept: list[Operator] = []
+
+    def keep(operator: Operator) -> None:
+        if operator in kept:
+            return
+        kept.append(operator)
+        if operator.kind in ONE_SCALE:
+            for place in operator.inputs:
+                if place in floats and place in makers:
+                    keep(makers[place])
+
+    for operator in operators:
+        if huge & {*operator.inputs, *operator.outputs}:
+            keep(operator)
+        elif operator.kind in STAYS_FLOAT and bits == 8:  # XNNPACK has no kernels of int16
+            kept.append(operator)
+    return [tensors[place].name for operator in kept for place in operator.outputs]
 
 
 def _rounded(model: keras.Model, sample: Any) -> keras.Model:

@@ -64,7 +64,7 @@ class LiteRTFile:
         return [operator.kind for _, operators in self.graphs for operator in operators]
 
     def float_operators(self) -> list[str]:
-        """Kinds of operators that put out float32, but do not convert."""
+        """Kinds of operators that compute in float32."""
         return [
             operator.kind
             for tensors, operators in self.graphs
@@ -73,7 +73,7 @@ class LiteRTFile:
         ]
 
     def low_precision(self, quantized: bool = False) -> list[str]:
-        """Names tensors of 16- or 8-bit floats, or not to be quantized."""
+        """Names tensors of narrow floats and, unless allowed, integers."""
         return [
             f"{tensor.name!r} ({tensor.type})"
             for tensors, _ in self.graphs
@@ -94,7 +94,7 @@ class LiteRTFile:
             return LiteRTFile(bytes(util.modify_model_io_type(self.content, integer, integer)))
 
     def with_wide_biases(self) -> LiteRTFile:
-        """The same file with int64 biases, as LiteRT's int16 wants them.
+        """The same file with int64 biases, for LiteRT's int16.
 
         TensorFlow's converter writes int32 where it is given the ranges and does not calibrate.
 
@@ -127,7 +127,7 @@ class LiteRTFile:
         return [name for name, detail in details.items() if detail["dtype"] == np.float32]
 
     def output_scales(self, outputs: Sequence[str]) -> list[float]:
-        """Scales of outputs, also of float32 ones; 0 where not quantized."""
+        """Scales of outputs, dequantized ones too; else 0."""
         details = self._interpreter().get_signature_runner("serving_default").get_output_details()
         tensors, operators = self.graphs[0]
         last = {o.outputs[0]: tensors[o.inputs[0]] for o in operators if o.kind == "DEQUANTIZE"}

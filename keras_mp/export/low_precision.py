@@ -12,7 +12,7 @@ OPAQUE_OPS = frozenset({"XlaCallModule"})
 
 
 class LowPrecision(NamedTuple):
-    """A place of a SavedModel with a float of 16 or 8 bits."""
+    """A place of a SavedModel with a narrow float."""
 
     node: str  # the node's name, as scopes joined with `/`, or the name of whatever else holds it
     op: str  # the operation of the node
@@ -68,11 +68,9 @@ def _places(graph: Any, low: set[int], tf: Any) -> Iterator[LowPrecision]:
             if field.name == "stripped_op_list":
                 continue  # what the ops could take, not what these nodes do
             name = f"{where}.{field.name}" if where else field.name
-            repeated = (
-                isinstance(value, (list, tuple)) or hasattr(value, "__len__") and not isinstance(value, (str, bytes))
-            )
+            values = value if hasattr(value, "__len__") and not isinstance(value, (str, bytes)) else [value]
             if field.enum_type is not None and field.enum_type.full_name == "tensorflow.DataType":
-                for number in value if repeated else [value]:
+                for number in values:
                     if number in low:
                         yield LowPrecision(node, op, f"{tf.dtypes.as_dtype(number % 100).name} in {name}")
             elif field.message_type is None:
@@ -82,7 +80,7 @@ def _places(graph: Any, low: set[int], tf: Any) -> Iterator[LowPrecision]:
                     if hasattr(item, "ListFields"):
                         yield from visit(item, node, op, f"{name}[{key}]")
             else:
-                for item in value if repeated else [value]:
+                for item in values:
                     yield from visit(item, getattr(item, "name", "") or node if not op else node, op, name)
 
     yield from visit(graph, "", "", "")

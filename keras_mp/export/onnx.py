@@ -1,4 +1,4 @@
-"""Writes an ONNX file in float32, and proves that it is."""
+"""Writes an ONNX file in float32, and proves it."""
 
 from __future__ import annotations
 

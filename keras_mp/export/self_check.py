@@ -1,4 +1,4 @@
-"""Compares what an export wrote with the model, on made-up inputs."""
+"""Compares an export with the model on made-up inputs."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _drawn(
 
 
 def _domain(model: keras.Model) -> tuple[int, list[str]]:
-    """The end of the whole numbers, and texts, that a model takes."""
+    """The whole numbers and texts that a model takes."""
     sizes, words = [], ["a", "the cat sat", "7"]
     for layer in layers_by_path(model).values():
         sizes += [getattr(layer, name, None) for name in ("input_dim", "num_tokens")]

@@ -147,7 +147,7 @@ def differences(
     before: Sequence[str] = (),
     hint: str = "",
 ) -> dict[str, Any]:
-    """Compares an export with the model in float32 and as it was.
+    """Compares an export with the model in both precisions.
 
     Args:
         name, actual, batch, tolerance, hint: the arguments of `agreement`.

@@ -1,4 +1,4 @@
-"""Exports a saved model with TensorFlow, for a process whose Keras runs on another backend.
+"""Exports with TensorFlow, for a process on another backend.
 
     python -m keras_mp.export.worker FOLDER
 

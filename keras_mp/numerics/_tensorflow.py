@@ -209,7 +209,7 @@ class _Program:
         self._outputs = [x for operation in self._operations for x in operation.outputs if x.dtype.is_floating]
 
     def flags(self) -> tf.Tensor:
-        """As `_jax._look`: two rows of booleans, a column a float output."""
+        """Two rows of booleans, as `_jax._look` has them."""
         known: dict[str, Values] = {}
 
         def values(x: tf.Tensor) -> Values:

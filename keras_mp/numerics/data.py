@@ -303,7 +303,7 @@ def trains_itself(model: keras.Model) -> bool:
 
 
 def check_labels(model: keras.Model, batch: tuple) -> None:
-    """Refuses labels that are missing, or no class of a sparse loss."""
+    """Refuses missing labels, and classes that a loss has not."""
     _, y, _ = batch
     if _has_own_loss(model):
         return

@@ -140,27 +140,23 @@ def find_nonfinite(model: keras.Model, batch: Any, loss_scale: float | None = No
     first = step.run(given, scale)
     if first.finite:
         return None
-    nonfinite = _bad_record(given)
     weights, states = _bad_variables(model)
-    if nonfinite is None and weights:
-        nonfinite = _bad_weight(*weights[0])
-    if nonfinite is not None:
-        nonfinite.scale = scale
-        return nonfinite
-    with _made_finite(states):
-        second = step.run(given, scale) if states else first
-        spoiled = second.finite or second.place != first.place
-        nonfinite = None if spoiled else _explained_step(step, given, scale, second)
-    if nonfinite is not None:
-        if states:
-            path, variable = states[0]
-            nonfinite.advice += (
-                f" Weight {variable.name} of layer {path!r} is not finite either, but is not the cause here: load a "
-                f"checkpoint in which it is finite. {remedies.KEEP_STATISTICS} keeps moving statistics finite."
-            )
-        return nonfinite
-    path = first.first().path
-    nonfinite = _bad_weight(*next((state for state in states if state[0] == path), states[0]))
+    nonfinite = _bad_record(given) or (_bad_weight(*weights[0]) if weights else None)
+    if nonfinite is None:
+        with _made_finite(states):
+            second = step.run(given, scale) if states else first
+            if not second.finite and second.place == first.place:
+                nonfinite = _explained_step(step, given, scale, second)
+                if states:
+                    path, variable = states[0]
+                    nonfinite.advice += (
+                        f" Weight {variable.name} of layer {path!r} is not finite either, but is not the cause here: "
+                        "load a checkpoint in which it is finite. "
+                        f"{remedies.KEEP_STATISTICS} keeps moving statistics finite."
+                    )
+                return nonfinite
+        path = first.first().path
+        nonfinite = _bad_weight(*next((state for state in states if state[0] == path), states[0]))
     nonfinite.scale = scale
     return nonfinite
 

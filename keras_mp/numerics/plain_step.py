@@ -24,7 +24,7 @@ engine = backend.engine_of(__package__)
 
 
 def given_of(batch: tuple) -> tuple:
-    """The parts of a batch `(x, y, sample_weight)` that are given."""
+    """The parts of `(x, y, sample_weight)` that are given."""
     return tuple(part for part in batch if part is not None)
 
 
@@ -96,7 +96,7 @@ _LIBRARIES = ("keras", "keras_mp", "jax", "jaxlib", "tensorflow", "numpy", "optr
 
 
 def described(name: str, frames: Sequence[Frame]) -> str:
-    """Describes an operation of a user's code in a line, or "".
+    """Describes an operation of a user's code, or nothing.
 
     Args:
         frames: (file, line number) of the Python that led to it, the innermost first.

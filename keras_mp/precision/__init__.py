@@ -1,1 +1,1 @@
-"""Which precision on which chip: the table of chips, this machine's hardware, the policy."""
+"""Chips, this machine's hardware, and the policy for it."""

@@ -41,7 +41,7 @@ def nvlink(generation: int, links: int) -> Link:
 
 
 def pcie(generation: int, source: str, lanes: int = 16) -> Link:
-    """PCI Express 3, 4 or 5, for GPUs with no NVLink."""
+    """PCI Express, for GPUs with no NVLink."""
     rate = _PCIE[generation]
     source = _PCIE_SOURCE.format(generation, rate, lanes) + f"; {source}"
     return Link(f"PCIe {generation}.0 x{lanes}", lanes * rate * 128 / 130 / 8 * GIGA, source)
@@ -135,7 +135,7 @@ class Chip:
 
     @property
     def device_bytes(self) -> int:
-        """Memory of one device in bytes, as a program finds it."""
+        """Bytes of one device's memory, as a program finds them."""
         # What a GPU's driver reports is, with error correction, up to 8% less than the data sheet says.
         sheet = self.memory_bytes // self.devices
         return min(sheet, self.compiler.memory) if isinstance(self.compiler, GpuDescription) else sheet

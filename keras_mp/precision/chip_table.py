@@ -1,4 +1,4 @@
-"""The chips: figures of data sheets, and where they are from."""
+"""The chips: figures of data sheets, with sources."""
 
 from keras_mp.precision.chip import GIB, TpuSlices, chip, gpu, ici, nvlink, pcie
 

@@ -1,4 +1,4 @@
-"""Chips by their names, as people, shops and runtimes write them."""
+"""Chips by names that people, shops and runtimes write."""
 
 import math
 import re

@@ -95,7 +95,7 @@ SCALED_FORMATS: Mapping[str, Format] = MappingProxyType({**FLOAT8_FORMATS, "INT8
 
 
 def format_named(name: Any, formats: Mapping[str, Format] = FORMATS) -> Format:
-    """Finds a format by its name, in any case, or returns it.
+    """Finds a format by its name; a format is returned.
 
     Raises:
         ValueError: If there is none of that name.

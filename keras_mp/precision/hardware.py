@@ -1,4 +1,4 @@
-"""Whether computing in a dtype pays on a device, and why."""
+"""Whether a dtype pays on a device, and why."""
 
 import re
 from collections import Counter
@@ -24,36 +24,22 @@ _EMULATED = "the compiler emulates FP8 there: the same numerics, none of the spe
 
 
 class Support(NamedTuple):
-    """Whether a device serves a dtype, and why.
-
-    Attributes:
-        ok: True if training in the dtype pays on the device.
-        reason: A full sentence that names the device and says what follows.
-    """
+    """Whether training pays on a device, and why."""
 
     ok: bool
-    reason: str
+    reason: str  # a full sentence that names the device and says what follows
 
 
 @dataclass(frozen=True)
 class Device:
-    """A kind of device that Keras computes on.
+    """A kind of device that Keras computes on."""
 
-    Args:
-        kind: "cpu", "gpu" or "tpu".
-        name: The name that the runtime gives the device.
-        architecture: Compute capability ("9.0"), LLVM target ("gfx942"), TPU generation ("v5e"), or "" if unknown.
-        chip: The row of the device's chip in `keras_mp.precision.chips`, or None.
-        flags: The instruction sets of a CPU, in Linux's spelling; empty for other kinds and where unknown.
-        count: The number of such devices that this process has.
-    """
-
-    kind: str
-    name: str
-    architecture: str = ""
-    chip: Chip | None = None
-    flags: frozenset[str] = frozenset()
-    count: int = 1
+    kind: str  # "cpu", "gpu" or "tpu"
+    name: str  # as the runtime calls it
+    architecture: str = ""  # compute capability ("9.0"), LLVM target ("gfx942"), TPU generation ("v5e"), "" if unknown
+    chip: Chip | None = None  # its row in `keras_mp.precision.chips`
+    flags: frozenset[str] = frozenset()  # instruction sets of a CPU, in Linux's spelling, where they are known
+    count: int = 1  # of such devices in this process
 
     @property
     def vendor(self) -> str:
@@ -105,9 +91,6 @@ def current_device() -> Device:
 
     It is the first TPU, else the first GPU, else the CPU. Where a model is built for a chip that is not there, it is
     that chip. The backend is asked on every call, because a program may hide devices after its first question.
-
-    Raises:
-        RuntimeError: If the backend cannot start its devices.
     """
     absent = chip_in_scope()
     if absent is None:
@@ -233,15 +216,7 @@ def _amd(dtype: str, device: Device) -> Support:
 
 
 def choose_jit(policy: str = "", device: Device | None = None) -> Support:
-    """Says whether to compile a training step with XLA.
-
-    Args:
-        policy: The policy, as `PolicyChoice` has it; of the policies only "fp8" makes a difference.
-        device: The device to compile for; by default the one that Keras computes on.
-
-    Returns:
-        `Support(ok, reason)`; the reason is "Jit is on: ..." or "Jit is off: ...".
-    """
+    """Says whether to compile steps with XLA, and why."""
     device = device or current_device()
     if keras.backend.backend() == "jax":
         return Support(True, "Jit is on: without it JAX dispatches every operation from Python.")

@@ -66,17 +66,7 @@ class PolicyChoice:
 
 
 def choose_policy(device: Device | None = None) -> PolicyChoice:
-    """Chooses the policy for a device.
-
-    It is bfloat16 if the hardware supports it, else float16, else float32. On a CPU with bfloat16 instructions that
-    means mixed_bfloat16, without jit on TensorFlow. On JAX it takes jax 0.12.
-
-    Args:
-        device: The device to choose for; by default the one that Keras computes on.
-
-    Returns:
-        The choice, which `set_global_policy("auto")` would set.
-    """
+    """Chooses as `set_global_policy("auto")`, also for another device."""
     if device is None and (policy := _asked_about.get()):
         jit = choose_jit(policy, current_device())
         return PolicyChoice(policy, jit.ok, f"The step is to be compiled in {policy}. {jit.reason}")

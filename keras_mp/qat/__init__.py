@@ -1,1 +1,1 @@
-"""Training with the numbers of the quantized model: Keras's own int8 and int4, and LiteRT's int8."""
+"""Training with the numbers of Keras's and LiteRT's quantization."""

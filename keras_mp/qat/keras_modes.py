@@ -1,4 +1,4 @@
-"""Layers that train with the numbers of Keras's int8 and int4."""
+"""Layers that train with Keras's int8 and int4."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class QuantizationAware(Serves, SavesLora):
 
 
 def logits_operands(layer: Any, features: Any, kernel: Any) -> tuple[Any, Any]:
-    """The operands whose product is logits, with the float ones' gradients.
+    """The operands of logits, with the float ones' gradients.
 
     Args:
         features: floats, the layer's input.
@@ -110,7 +110,7 @@ def _read(twin: Any, inputs: Any) -> Any:
 
 
 def _with_gradient(value: Any, function: Callable[..., Any], *operands: Any) -> Any:
-    """A value, also with the gradients of a function of operands."""
+    """A value, also with a function's gradients."""
 
     @backend.custom_gradient
     def same(value: Any, *operands: Any) -> Any:
@@ -165,7 +165,7 @@ def _twin_class(cls: type) -> type:
 
 
 class _Twin:
-    """Attributes of a layer for one call, which Keras does not track."""
+    """A layer's attributes for one call, which Keras leaves alone."""
 
     __setattr__ = object.__setattr__
     __delattr__ = object.__delattr__
@@ -251,7 +251,7 @@ def _exactly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unknown(x: Any, beside: Any) -> Any:
-    """Hides from the compiler that an operand is one for many.
+    """Hides from compilers that an operand is repeated.
 
     Else it multiplies by the reciprocal, which is rounded, or adds a constant in another order.
     """

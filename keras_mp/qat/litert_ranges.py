@@ -162,7 +162,7 @@ def _activation(operation: Any) -> str:
 
 
 def _fuses(operation: Any, linear: bool, folded: bool, readers: list[Any]) -> bool:
-    """Whether LiteRT has one operator for an operation and its reader."""
+    """Whether LiteRT fuses an operation and its only reader."""
     weighs = any(isinstance(readers[0], classes) for classes in _WEIGHTS)
     relu = _activation(readers[0]) in ("relu", "relu6") and not weighs
     if linear and isinstance(readers[0], _KERAS.BatchNormalization):
@@ -180,7 +180,7 @@ def _fixed(activation: str, bits: int) -> tuple[float, float] | None:
 
 
 def round_weights(weights: Any, channels: tuple[int, ...]) -> Any:
-    """Rounds weights to 8 bits, with the gradient of no rounding.
+    """Rounds weights to 8 bits; gradients pass unrounded.
 
     Codes are -127 to 127, and the scale of a channel is max |w| / 127.
 
@@ -197,7 +197,7 @@ def round_weights(weights: Any, channels: tuple[int, ...]) -> Any:
 
 
 def rescalable(low: Any, high: Any, fixed: float) -> tuple[Any, Any]:
-    """Widens a range so that XNNPACK rescales codes to it exactly.
+    """Widens a range, so that XNNPACK rescales exactly.
 
     XNNPACK, LiteRT's library for CPUs, multiplies the codes by fixed scale / new scale, rounded to a multiple of 1/256.
     """
@@ -263,7 +263,7 @@ class _Ranges:
         self.moved: dict[int, Any] = {}
 
     def rounded(self, x: Any, place: Range | None, halves: str = "") -> Any:
-        """Rounds a tensor in its range, outside of which its gradient is 0.
+        """Rounds a tensor in its range; outside, gradients are 0.
 
         Args:
             halves: the side to which LiteRT rounds values halfway between codes: "away" from code 0, averages; "up",
@@ -408,7 +408,7 @@ def plan_litert(plan: ChangePlan, quantize: str, select: Any = None) -> None:
 
 
 def _graphs(model: Any) -> list[Any]:
-    """A model and those with a graph that it calls, at any depth."""
+    """A model and the graphs called within it."""
     graphs = {id(model): model}
     for node in calls_of(graph_of(model)):
         if isinstance(node.operation, keras.Model) and graph_of(node.operation) is not None:
@@ -417,13 +417,13 @@ def _graphs(model: Any) -> list[Any]:
 
 
 def trained_for(model: keras.Model) -> str | None:
-    """The quantization of LiteRT that a model trains for, or None."""
+    """The quantization of LiteRT that a model trains for."""
     options = treatments_of(model).get(LITERT)
     return None if options is None else {bits: name for name, bits in BITS.items()}[options["bits"]]
 
 
 def settle(model: keras.Model) -> None:
-    """Writes rounded weights and trained ranges into a model, in place.
+    """Writes rounded weights and trained ranges into a model.
 
     Raises:
         ValueError: a range is empty; the message names the layer whose output it belongs to.

@@ -1,4 +1,4 @@
-"""Models that train as they will be once they are quantized."""
+"""Models that train as they will be quantized."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def mode_of(scaling: Any) -> Any:
 
 
 def decisions(walk: Walk, mode: Any) -> list[Planned]:
-    """Says of each layer whether to train it for a mode of Keras's, and why."""
+    """Says whether layers train for Keras's mode, and why."""
     config = mode_of(mode)
     treatments, rows = {QAT: keras.saving.serialize_keras_object(config)}, []
     for path, layer in _quantizable(walk).items():

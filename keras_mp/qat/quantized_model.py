@@ -1,4 +1,4 @@
-"""Quantizes a model that trained for it, to the same bits."""
+"""Quantizes a model that trained for it, bit for bit."""
 
 from __future__ import annotations
 

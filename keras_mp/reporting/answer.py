@@ -1,4 +1,4 @@
-"""The answer of a report, which a terminal's first lines hold."""
+"""The answer of a report, which fits a terminal."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Sentence:
 
     @property
     def lines(self) -> int:
-        """Its lines on a terminal of `COLUMNS`, which breaks longer code."""
+        """The lines that it takes on a terminal of `COLUMNS`."""
         code = sum(math.ceil((len(line) + 2 * len(INDENT)) / COLUMNS) for line in self.code)
         below = 0 if self.below is None else len(plain_text(self.below, COLUMNS).splitlines())
         return len(self._lines(COLUMNS)) + code + below
 
     def html(self) -> str:
-        """A paragraph with label, words and code, and the table below."""
+        """Writes the paragraph, and what is below."""
         label = f"<strong>{escape(self.label)}:</strong> " if self.label else ""
         code = f"<pre><code>{escape(chr(10).join(self.code))}</code></pre>" if self.code else ""
         return (f"<p>{label}{breakable(self.text)}</p>" if self.text else "") + code + html(self.below)

@@ -1,4 +1,4 @@
-"""The HTML pages of reports: one file each, dark or light."""
+"""The HTML pages of reports, dark or light."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pre code { display: block; width: fit-content; min-width: 100%; box-sizing: bord
 
 
 def document(title: str, parts: Iterable[str]) -> str:
-    """A whole page: its window's title, and HTML for its body."""
+    """A page: its title, and the HTML of its body."""
     head = (
         '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"

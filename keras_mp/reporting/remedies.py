@@ -1,4 +1,4 @@
-"""The line of code of each remedy, which reports and pages name.
+"""Lines of code that mend findings, in reports and pages.
 
 `inspect` and `advise` print them, `audit` and `find_nonfinite` name them in their sentences, and docs/nan.md lists
 those for values that are not finite. Braces stand for what a report fills in.

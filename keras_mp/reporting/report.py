@@ -50,7 +50,7 @@ class Report(ABC):
         return plain_values(self)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Returns the report as JSON, and writes it to a path.
+        """Returns the report as JSON, also written to a path.
 
         Args:
             path: the file; an existing one is replaced, and missing folders are made.

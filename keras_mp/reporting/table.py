@@ -1,4 +1,4 @@
-"""Text on some columns, and a table that has fewer there."""
+"""Text and tables for the columns there are."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Layers that must compute in float32, and how they are made to."""
+"""Keeps layers in float32 that must be."""

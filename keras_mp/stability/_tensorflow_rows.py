@@ -1,4 +1,4 @@
-"""Layer and RMS normalization as islands of a step on a CPU.
+"""Layer and RMS normalization as islands, on a CPU.
 
     h = (x - mean(x)) r,    r = 1 / sqrt(mean((x - mean(x))^2) + epsilon)     RMS normalization: without the means of x
     y = gamma h + beta

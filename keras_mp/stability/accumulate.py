@@ -63,4 +63,4 @@ def product_float32(equation: str, left: Any, right: Any) -> Any:
 
 
 class SumsInFloat32:
-    """Marks a layer whose product adds up in float32 by itself."""
+    """Marks a layer whose product itself adds up in float32."""

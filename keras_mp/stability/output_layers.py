@@ -36,7 +36,7 @@ PASSING_ON = (
 
 
 def calls_steps(layer: keras.Operation) -> bool:
-    """Whether a layer calls one within in its own dtype, as TimeDistributed."""
+    """Whether a layer, TimeDistributed, calls another in its own dtype."""
     steps = keras.layers.TimeDistributed
     return isinstance(layer, steps) and original_class(layer).call is steps.call
 
@@ -145,7 +145,7 @@ class Traced(NamedTuple):
 
 
 def trace_layers(model: keras.Model, layers: Iterable[keras.layers.Layer]) -> Traced | None:
-    """Traces layers' calls of a model by its shapes, where it can."""
+    """Traces calls of a model's layers by shapes, if possible."""
     watched = [("", layer) for layer in {id(layer): layer for layer in layers}.values()]
     for dtype in ("float32", "int32"):  # Keras does not record it
         try:

@@ -89,11 +89,14 @@ class StraightThroughLogits:
     gradient x   = gradient of logits . w^T, with w = w8 / scale of w
     """
 
-    def quantized_call(self, inputs: Any, reverse: bool = False) -> Any:
+    def quantized_call(self: Any, inputs: Any, reverse: bool = False) -> Any:
         if not reverse or not logits_stop_gradients(self):
             return super().quantized_call(inputs, reverse=reverse)  # type: ignore[misc]
-        logits = self._int8_logits(inputs) if self.quantization_mode == "int8" else self._int4_logits(inputs)  # type: ignore[attr-defined]
-        cap = self.logit_soft_cap  # type: ignore[attr-defined]
+        if self.quantization_mode == "int8":
+            logits = self._int8_logits(inputs)
+        else:
+            logits = keras.ops.matmul(self._straight_through(inputs), dequantized_weights(self, inputs.dtype))
+        cap = self.logit_soft_cap
         return logits if cap is None else cap * keras.ops.tanh(logits / cap)
 
     def _int8_logits(self, inputs: Any) -> Any:
@@ -119,9 +122,6 @@ class StraightThroughLogits:
             return keras.ops.divide(y, keras.ops.multiply(scale_of_x, scale)), gradient
 
         return product(inputs, codes, scale)
-
-    def _int4_logits(self, inputs: Any) -> Any:
-        return keras.ops.matmul(self._straight_through(inputs), dequantized_weights(self, inputs.dtype))
 
     def _straight_through(self, inputs: Any) -> Any:
         x8, scale = self.inputs_quantizer(inputs)  # type: ignore[attr-defined]

@@ -49,7 +49,7 @@ ADAPTIVE_POOLING = tuple(
 
 
 def long_sum_of(layer: keras.Operation) -> str:
-    """Says which sum of many numbers a layer has, or nothing."""
+    """Says which sum of many numbers a layer has."""
     if isinstance(layer, keras.layers.GlobalAveragePooling1D):
         return "the steps of a masked sequence"
     if isinstance(layer, keras.layers.Dot) and layer.normalize:
@@ -117,7 +117,7 @@ def sensitive_layers(model: keras.Model) -> list[Planned]:
 def find(walk: Walk) -> list[Planned]:
     """Lists sensitive layers, and what nothing can be done about."""
     outputs = output_layers(walk) | {id(child): "the output of a router" for child in logits_of_routers(walk)}
-    needs = [(path, layer, _needs_with_steps(layer, walk, outputs)) for path, layer in reached(walk)]
+    needs = [(path, layer, _needs(layer, walk, outputs)) for path, layer in reached(walk)]
     needs += [(f"{walk.model.name}/{part.name}", part, _needs_as_operation(part)) for part in walk.operations]
     rows = []
     for path, part, lacking in needs:
@@ -148,26 +148,21 @@ def is_router(layer: Any) -> bool:
     return package_of(cls) == "keras_hub" and cls.__name__.endswith("Router")
 
 
-def _needs_with_steps(layer: Any, walk: Walk, outputs: dict[int, str]) -> Iterator[tuple[str, str]]:
-    """As `_needs`, and float32 for a layer that calls one in its own dtype that is float32, or needs it."""
-    yield from _needs(layer, walk, outputs.get(id(layer)))
+def _needs(layer: Any, walk: Walk, outputs: dict[int, str]) -> Iterator[tuple[str, str]]:
+    """The treatments that a layer needs, each with a reason."""
     low = layer.compute_dtype
+    yield from _needs_in_16_bits(layer, walk, outputs.get(id(layer)))
+    if logits_stop_gradients(layer):
+        yield "input gradient", f"its {layer.quantization_mode} logits pass no gradient to the layers before"
+    if getattr(layer, "quantization_mode", None) in CALIBRATED and not hasattr(layer, "_kernel"):
+        yield "calibrated", f"Keras gives it no LoRA, and rounds the numbers of its {layer.quantization_mode} groups"
     if calls_steps(layer) and low in LOW_PRECISION:
-        inside = {treatment for treatment, _ in _needs_with_steps(layer.layer, walk, outputs)}
+        inside = {treatment for treatment, _ in _needs(layer.layer, walk, outputs)}
         reason = f"it calls {layer.layer.name!r} in {low}, whatever the dtype of that layer"
         if inside & {"everywhere", "result"} or layer.layer.compute_dtype == "float32":
             yield "everywhere", reason
         elif "float32" in inside:
             yield "float32", reason
-
-
-def _needs(layer: Any, walk: Walk, output: str | None) -> Iterator[tuple[str, str]]:
-    """The treatments that a layer needs, each with its reason; an empty one where nothing can be done."""
-    yield from _needs_in_16_bits(layer, walk, output)
-    if logits_stop_gradients(layer):
-        yield "input gradient", f"its {layer.quantization_mode} logits pass no gradient to the layers before"
-    if getattr(layer, "quantization_mode", None) in CALIBRATED and not hasattr(layer, "_kernel"):
-        yield "calibrated", f"Keras gives it no LoRA, and rounds the numbers of its {layer.quantization_mode} groups"
 
 
 def _needs_in_16_bits(layer: Any, walk: Walk, output: str | None) -> Iterator[tuple[str, str]]:
@@ -212,7 +207,7 @@ def _needs_in_16_bits(layer: Any, walk: Walk, output: str | None) -> Iterator[tu
 
 
 def _methods_with_sines(layer: keras.Operation) -> list[CodeType]:
-    """The methods of the layer's own class that take sines or cosines, without those that make tables once.
+    """The methods of a layer's class with sines or cosines.
 
     There is no data here that would say how large the angles are: past 256, bfloat16 steps over whole radians.
     """
@@ -220,7 +215,7 @@ def _methods_with_sines(layer: keras.Operation) -> list[CodeType]:
 
 
 def _computes_angles(sines: list[CodeType]) -> bool:
-    """Whether code that takes sines names no wider dtype for the angles.
+    """Whether code with sines names no wider dtype for angles.
 
     Of a layer with others inside it is not asked: what it computes beside the angles would be in float32, too.
     """
@@ -228,7 +223,7 @@ def _computes_angles(sines: list[CodeType]) -> bool:
 
 
 def _rounds_arguments(layer: Any) -> bool:
-    """Whether Keras rounds a layer's float32 inputs before its code reads them."""
+    """Whether Keras rounds a layer's float32 inputs."""
     # Private, as a layer has no public list of the calls that a graph makes.
     tensors = [tensor for node in layer._inbound_nodes for tensor in node.input_tensors]
     return layer.autocast and any(tensor.dtype == "float32" for tensor in tensors)

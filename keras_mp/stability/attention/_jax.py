@@ -201,7 +201,7 @@ class _Factors(NamedTuple):
 
 
 def _factors(mask: Any, causal: bool, rows: int, columns: int) -> _Factors | None:
-    """The factors of a mask; None where there are others, or where a row sees no key whatever the batch."""
+    """The factors of a mask that Splash takes, or None."""
     factors: dict[str, list[Any]] = {"rows": [], "columns": [], "known": []}
     if mask is not None and not _collect(mask, (0, 1, 2, 3), factors):
         return None
@@ -222,7 +222,7 @@ def _factors(mask: Any, causal: bool, rows: int, columns: int) -> _Factors | Non
 
 
 def _window(known: Any) -> tuple[int | None, int | None] | None:
-    """The window that a mask of (rows, columns) is; None where it is none."""
+    """The window that a mask is; None of another."""
     rows, columns = known.shape
     places, counts = np.arange(rows), known.sum(1)
     if not counts.all():
@@ -235,7 +235,7 @@ def _window(known: Any) -> tuple[int | None, int | None] | None:
 
 
 def _bounds(window: tuple[int | None, int | None], rows: int, columns: int) -> tuple[Any, Any]:
-    """The first column that each row sees, and the one after its last."""
+    """The first column of each row, and its end."""
     places = np.arange(rows)
     start = np.zeros_like(places) if window[0] is None else np.clip(places + window[0], 0, columns)
     stop = np.full_like(places, columns) if window[1] is None else np.clip(places + window[1] + 1, 0, columns)
@@ -267,7 +267,7 @@ Axes = tuple[int | None, int | None, int | None, int | None]
 
 
 def _collect(x: Any, axes: Axes, factors: dict[str, list[Any]]) -> bool:
-    """Adds the factors of a mask to others; False where it has one that is neither known nor of one axis.
+    """Collects a mask's factors, and whether it has no others.
 
     A mask in jit has no value, but JAX knows what it was computed from: it is read backwards, as far as products,
     conversions and new axes go, until its factors are of one axis, or depend on nothing.
@@ -293,7 +293,8 @@ def _collect(x: Any, axes: Axes, factors: dict[str, list[Any]]) -> bool:
     inputs, parameters, name = equation.in_tracers, equation.params, equation.primitive.name
     now: Axes = (batch, heads, row, column)
     whole = all(one.dtype == bool or jnp.issubdtype(one.dtype, jnp.integer) for one in inputs)
-    if (name == "convert_element_type" and (whole or x.dtype == bool)) or (name == "ne" and _is_zero(inputs[1])):
+    nonzero = name == "ne" and (other := _value(inputs[1])) is not None and not np.any(other)
+    if nonzero or (name == "convert_element_type" and (whole or x.dtype == bool)):
         return _collect(inputs[0], now, factors)
     # Of 0 and 1, also where KerasHub has masks as integers.
     if (name == "and" and x.dtype == bool) or (name in ("min", "mul") and whole):
@@ -313,7 +314,7 @@ def _collect(x: Any, axes: Axes, factors: dict[str, list[Any]]) -> bool:
 
 
 def _collect_values(x: Any, batch: int | None, factors: dict[str, list[Any]]) -> bool:
-    """The same of a mask that has values, without an axis of heads."""
+    """Collects factors of a mask with values, without heads."""
     if batch is None:
         factors["known"].append(x.reshape([size for size in x.shape if size > 1]))
         return True
@@ -327,13 +328,8 @@ def _collect_values(x: Any, batch: int | None, factors: dict[str, list[Any]]) ->
     return True
 
 
-def _is_zero(x: Any) -> bool:
-    value = _value(x)
-    return value is not None and not np.any(value)
-
-
 def _moved(before: tuple[int, ...], after: tuple[int, ...]) -> dict[int, int] | None:
-    """The axis before, by that after, of a reshape that only adds and drops axes of size 1; None for any other."""
+    """Axes by those after a reshape that moves no value."""
     old, new = ([axis for axis, size in enumerate(shape) if size != 1] for shape in (before, after))
     if [before[axis] for axis in old] != [after[axis] for axis in new]:
         return None
@@ -341,7 +337,7 @@ def _moved(before: tuple[int, ...], after: tuple[int, ...]) -> dict[int, int] | 
 
 
 def _value(x: Any) -> Any:
-    """What a traced array is, if it depends on no argument; else None."""
+    """A traced array's value, if it depends on no argument."""
     x = x.full_lower() if isinstance(x, jax.core.Tracer) else x
     if not isinstance(x, jax.core.Tracer):
         return x

@@ -1,4 +1,4 @@
-"""Attention on TensorFlow, where Keras's is what it says on every chip."""
+"""Attention on TensorFlow, where Keras's is right on every chip."""
 
 from contextlib import AbstractContextManager, nullcontext
 
