@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,11 +36,9 @@ _EXTRAS = (
 def doctor() -> RenderableType:
     """Examines this environment, also with a broken or missing backend."""
     backend = configured_backend()
-    parts: list[RenderableType] = [_heading("Versions"), _versions(backend)]
     problem = _problem(backend)
-    parts += [_heading("Problem"), _indented(Text(problem))] if problem else _hardware(backend)
-    parts += [_heading("To install"), *_missing()]
-    return Group(*parts)
+    middle = [_section("Problem", (), problem)] if problem else _hardware(backend)
+    return Group(_section("Versions", _versions(backend)), *middle, *_missing())
 
 
 def configured_backend() -> str:
@@ -77,7 +75,7 @@ def _installed(module: str) -> bool:
     return find_spec(module) is not None
 
 
-def _versions(backend: str) -> RenderableType:
+def _versions(backend: str) -> list[tuple[str, str]]:
     versions = installed(("keras-mp", "keras", *BACKENDS))
     rows = [
         ("keras-mp", versions.get("keras-mp", "run from a checkout, not installed")),
@@ -88,7 +86,7 @@ def _versions(backend: str) -> RenderableType:
         # Builds of TensorFlow have several distribution names (tensorflow-cpu, tensorflow-rocm).
         version = versions.get(name, "installed" if _installed(name) else "not installed")
         rows.append((name, f"{version} (the backend)" if name == backend else version))
-    return _table(rows)
+    return rows
 
 
 def _hardware(backend: str) -> list[RenderableType]:
@@ -100,20 +98,20 @@ def _hardware(backend: str) -> list[RenderableType]:
 
         devices = list_devices()
     except Exception as error:
-        return [_heading("Problem"), _indented(Text(f"{backend} is installed but does not work: {error}"))]
+        return [_section("Problem", (), f"{backend} is installed but does not work: {error}")]
 
     best = devices[0]
     policies = {COMPUTES_IN[precision]: precision for precision in PRECISIONS}
     supports = [(dtype, pays(policies[dtype], best)) for dtype in DTYPES]
     choice = choose_policy(best)
+    notes = filter(None, (*unseen_accelerators(backend, best.kind), attention_fault(best)))
+    rows = [(device.kind, f"{device.count} x {device.name} {device.architecture}".rstrip()) for device in devices]
+    settings = [("policy", choice.policy), ("jit_compile", str(choice.jit_compile)), ("because", choice.reason)]
+    pay = [(dtype, "yes" if ok else "no", reason) for dtype, (ok, reason) in supports]
     return [
-        _heading("Devices"),
-        _table((device.kind, f"{device.count} x {device.name} {device.architecture}".rstrip()) for device in devices),
-        *(_indented(Text(line)) for line in (*unseen_accelerators(backend, best.kind), attention_fault(best)) if line),
-        _heading(f"What pays on this {best.kind.upper()}"),
-        _table((dtype, "yes" if ok else "no", reason) for dtype, (ok, reason) in supports),
-        _heading("What set_global_policy('auto') chooses"),
-        _table([("policy", choice.policy), ("jit_compile", str(choice.jit_compile)), ("because", choice.reason)]),
+        _section("Devices", rows, *notes),
+        _section(f"What pays on this {best.kind.upper()}", pay),
+        _section("What set_global_policy('auto') chooses", settings),
     ]
 
 
@@ -123,29 +121,18 @@ def _missing() -> list[RenderableType]:
         for extra, modules, purpose in _EXTRAS
         if not all(map(_installed, modules))
     ]
-    parts = [_table(rows)] if rows else [_indented(Text("Nothing: every extra is installed."))]
+    sections = [_section("To install", rows, *([] if rows else ["Nothing: every extra is installed."]))]
     if _installed("libtpu") and not has_chip():
-        parts += [
-            _heading("No GPU or TPU here?"),
-            _indented(
-                Text("Set JAX_PLATFORMS=cpu in your JAX programs. Otherwise JAX prints two harmless tracebacks.")
-            ),
-        ]
-    return parts
+        told = "Set JAX_PLATFORMS=cpu in your JAX programs. Otherwise JAX prints two harmless tracebacks."
+        sections.append(_section("No GPU or TPU here?", (), told))
+    return sections
 
 
-def _table(rows: Iterable[tuple[str, ...]]) -> RenderableType:
-    """Rows under a heading, the first cell highlighted."""
+def _section(title: str, rows: Sequence[tuple[str, ...]], *lines: str) -> RenderableType:
+    """A heading, rows whose first cell is highlighted, and lines."""
     table = Table.grid(padding=(0, 2))
     for label, *values in rows:
         # Text, not str: rich would take the brackets of "keras-mp[jax]" for markup.
         table.add_row(Text(label, style="cyan", no_wrap=True), *map(Text, values))
-    return _indented(table)
-
-
-def _heading(title: str) -> RenderableType:
-    return Text(f"\n{title}", style="bold")
-
-
-def _indented(part: RenderableType) -> RenderableType:
-    return Padding(part, (0, 0, 0, 2))
+    parts: list[RenderableType] = [*([table] if rows else []), *map(Text, lines)]
+    return Group(Text(f"\n{title}", style="bold"), *(Padding(part, (0, 0, 0, 2)) for part in parts))

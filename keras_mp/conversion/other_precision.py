@@ -31,11 +31,6 @@ def precision_of(model: keras.Model) -> str:
     return mixed.most_common(1)[0][0] if mixed else "float32"
 
 
-def check_precision(name: str, argument: str = "compare") -> str:
-    """Returns the name of a precision, or raises a ValueError."""
-    return str(one_of(argument, name, PRECISIONS))
-
-
 def in_precision(model: keras.Model, precision: str) -> keras.Model:
     """Rebuilds a model in another precision.
 
@@ -58,7 +53,7 @@ def in_precision(model: keras.Model, precision: str) -> keras.Model:
         UserWarning: If something was not carried over; the message names the weights, optimizer slots and compile
             arguments.
     """
-    check_precision(precision, "precision")
+    one_of("precision", precision, PRECISIONS)
     now = precision_of(model)
     if now == precision:
         return model

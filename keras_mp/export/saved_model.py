@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import importlib.util
 import inspect
-import json
 import os
 import pickle
 import re
@@ -345,19 +344,20 @@ def _export_in_tensorflow_process(
             objects = custom_objects_of(model)
             again = keras.saving.load_model(folder / "model.keras", objects, compile=False, safe_mode=False)
         check_same(whole, again, verify, modes=(False,))  # a file holds what configs say, and no more
-        policy = keras.dtype_policies.serialize(keras.mixed_precision.dtype_policy())
-        request = {"path": str(partial), "modules": sorted(modules), "tolerance": tolerance, "policy": policy}
-        (folder / "request.json").write_text(json.dumps(request))
-        batch = None if verify is None else keras.tree.map_structure(np.asarray, verify)
-        (folder / "verify.pickle").write_bytes(pickle.dumps(batch))
+        request = {
+            "path": partial,
+            "modules": sorted(modules),
+            "tolerance": tolerance,
+            "policy": keras.dtype_policies.serialize(keras.mixed_precision.dtype_policy()),
+            "batch": None if verify is None else keras.tree.map_structure(np.asarray, verify),
+        }
+        (folder / "request.pickle").write_bytes(pickle.dumps(request))
         result = _answered(folder)
         # Of the model as it was, this backend tells.
-        notes = tuple(note for note in result["notes"] if not note.startswith(NO_ORIGINAL))
-        report = ExportReport(path, result["nodes"], result["low_precision_ops"], notes=notes)
+        notes = tuple(note for note in result["report"].notes if not note.startswith(NO_ORIGINAL))
+        report = dataclasses.replace(result["report"], path=path, notes=notes)
         if verify is not None:
-            float32 = unmerged_float32(model, verify)
-            with np.load(folder / "outputs.npz") as outputs:
-                report = _compared(report, list(outputs.values()), model, float32, verify, tolerance)
+            report = _compared(report, result["outputs"], model, unmerged_float32(model, verify), verify, tolerance)
     return report
 
 
@@ -371,10 +371,10 @@ def _answered(folder: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "keras_mp.export.worker", str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     failed = "exporting in a process on TensorFlow failed"
-    if not (folder / "result.json").is_file():
+    if not (folder / "result.pickle").is_file():
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise ExportError(f"{failed}: it ended with status {done.returncode}: {last}")
-    result = json.loads((folder / "result.json").read_text())
+    result = pickle.loads((folder / "result.pickle").read_bytes())
     if "error" not in result:
         return result
     kinds = {kind.__name__: kind for kind in (OSError, RebuildError)}

@@ -2,21 +2,18 @@
 
     python -m keras_mp.export.worker FOLDER
 
-The folder holds `model.keras`, `request.json` and the batch `verify.pickle`, which may be None. `result.json` is
-written into it: the report, or the class and the message of an error; and `outputs.npz`: what the SavedModel gives on
-the batch.
+The folder holds `model.keras`, and `request.pickle`. `result.pickle` is written into it: the report and what the
+SavedModel gives on the batch of the request, or the class and the message of an error.
 """
 
 from __future__ import annotations
 
-import json
 import pickle
 import sys
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_mp.conversion.model_file import load_model_file
 from keras_mp.export.saved_model import export_float32, served
@@ -30,19 +27,17 @@ def main(folder: Path) -> None:
         # An error of the system has a class for each of its numbers.
         kind = "OSError" if isinstance(error, OSError) else type(error).__name__
         result = {"error": kind, "message": str(error)}
-    (folder / "result.json").write_text(json.dumps(result))
+    (folder / "result.pickle").write_bytes(pickle.dumps(result))
 
 
 def _exported(folder: Path) -> dict[str, Any]:
-    request = json.loads((folder / "request.json").read_text())
+    request = pickle.loads((folder / "request.pickle").read_bytes())
     # Layers whose config names no dtype take it, and are otherwise not those that were saved.
     keras.mixed_precision.set_global_policy(keras.dtype_policies.deserialize(request["policy"]))
-    batch = pickle.loads((folder / "verify.pickle").read_bytes())
+    batch = request["batch"]
     model = load_model_file(folder / "model.keras", request["modules"], unsafe=True, compile=False)
     report = export_float32(model, request["path"], batch, tolerance=request["tolerance"])
-    if batch is not None:
-        np.savez(folder / "outputs.npz", *served(report.path, model, batch))
-    return report.to_dict()
+    return {"report": report, "outputs": None if batch is None else served(report.path, model, batch)}
 
 
 if __name__ == "__main__":

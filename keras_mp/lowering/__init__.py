@@ -21,7 +21,7 @@ import keras
 from keras_mp import backend
 from keras_mp.backend.common.device import CUDNN, TracedChip, absent_chip, capability_of
 from keras_mp.backend.common.keras_patches import restored_policy
-from keras_mp.conversion.other_precision import FP8, check_precision, in_precision, precision_of
+from keras_mp.conversion.other_precision import FP8, in_precision, precision_of
 from keras_mp.lean.blocks import find_blocks
 from keras_mp.lean.frozen import narrow_frozen
 from keras_mp.lean.lean_model import lean_parts, make_lean
@@ -35,13 +35,14 @@ from keras_mp.parallel.plan import FLOAT16_ON_TPU, Plan, Rules, plan_of
 from keras_mp.parallel.split_rules import with_rules_of
 from keras_mp.precision.chip import Chip, GpuDescription
 from keras_mp.precision.hardware import Device, support
-from keras_mp.precision.policy import CHOICES, COMPUTES_IN, asked_about
+from keras_mp.precision.policy import CHOICES, COMPUTES_IN, PRECISIONS, asked_about
 from keras_mp.rebuild.merged import packed_weights
 from keras_mp.rebuild.model import rebuild, unchanged
 from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.rebuild.optimizers import carry_compiled
 from keras_mp.rebuild.state import has_no_value
 from keras_mp.rebuild.walk import Walk, compute_dtypes, layers_by_path, operations_of, own_variables
+from keras_mp.system.argument_checks import one_of
 from keras_mp.system.packages import package_of
 
 engine = backend.engine_of(__package__)
@@ -157,7 +158,8 @@ class Source:
         Raises:
             ValueError: If a name is not known, or is "fp8" and a function builds the model.
         """
-        precisions = [check_precision(name) for name in ([compare] if isinstance(compare, str) else compare)]
+        names = [compare] if isinstance(compare, str) else compare
+        precisions = [one_of("compare", name, PRECISIONS) for name in names]
         if FP8 in precisions and self.is_function:
             raise ValueError(
                 "compare='fp8' needs a model: a function that builds one in FP8 can be inspected by itself"

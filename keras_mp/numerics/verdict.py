@@ -68,9 +68,9 @@ def float16(layer: keras.Operation, ranges: Mapping[str, Range], scale: float, r
         return Verdict(False, "output", reason, _FLOAT32, error=_noise(ratio))
     if (responding := _responding(layer, response, FLOAT16)) is not None:
         return responding
-    for role in ("output gradient", "kernel gradient"):
-        gradient = ranges.get(role)
-        if gradient is None or not gradient.largest:
+    gradients = {role: ranges[role] for role in ("output gradient", "kernel gradient") if role in ranges}
+    for role, gradient in gradients.items():
+        if not gradient.largest:
             continue
         if FLOAT16.overflows(gradient.largest * scale):
             reason = f"at a loss scale of {scale:g} its {role} overflows: it reaches {gradient.largest:.3g}"
@@ -85,10 +85,9 @@ def float16(layer: keras.Operation, ranges: Mapping[str, Range], scale: float, r
             )
             remedy = f"give the layer {remedies.FLOAT32_LAYER}, or weigh its part of the loss more"
             return Verdict(False, role, reason, remedy, error=_noise(ratio))
-    for role in ("output gradient", "kernel gradient"):
-        gradient = ranges.get(role)
-        vanishing = gradient.share_vanishing if gradient is not None else 0.0
-        if gradient is not None and vanishing > 0.5:
+    for role, gradient in gradients.items():
+        vanishing = gradient.share_vanishing
+        if vanishing > 0.5:
             reason = (
                 f"without a loss scale {vanishing:.1%} of its {role} become zero: it reaches {gradient.largest:.3g}"
             )

@@ -87,10 +87,7 @@ symmetric."""
 FORMATS: Mapping[str, Format] = MappingProxyType({format.name: format for format in (FLOAT16, BFLOAT16, E4M3, E5M2)})
 """The formats of a tensor without a scale, or with one for all of it, by name."""
 
-FLOAT8_FORMATS: Mapping[str, Format] = MappingProxyType({format.name: format for format in (E4M3, E5M2)})
-"""FP8, by name."""
-
-SCALED_FORMATS: Mapping[str, Format] = MappingProxyType({**FLOAT8_FORMATS, "INT8": INT8, "E2M1": E2M1})
+SCALED_FORMATS: Mapping[str, Format] = MappingProxyType({format.name: format for format in (E4M3, E5M2, INT8, E2M1)})
 """The formats of 8 and 4 bits, by name: a tensor is scaled into them."""
 
 

@@ -1,6 +1,7 @@
 import itertools
 import json
 import os
+import pickle
 import subprocess
 import sys
 import warnings
@@ -271,13 +272,13 @@ def test_a_subclassed_model_of_a_dict_of_inputs(tmp_path):
 
 @pytest.mark.jax
 def test_the_process_on_tensorflow_answers_with_the_class_of_an_error_or_not_at_all(tmp_path, monkeypatch):
-    with pytest.raises(OSError, match="exporting in a process on TensorFlow failed: .*request.json"):
+    with pytest.raises(OSError, match="exporting in a process on TensorFlow failed: .*request.pickle"):
         _answered(tmp_path)
-    (tmp_path / "result.json").write_text(json.dumps({"error": "RebuildError", "message": "no config"}))
+    (tmp_path / "result.pickle").write_bytes(pickle.dumps({"error": "RebuildError", "message": "no config"}))
     monkeypatch.setattr(sys, "executable", "true")
     with pytest.raises(RebuildError, match="failed: no config"):
         _answered(tmp_path)
-    (tmp_path / "result.json").unlink()
+    (tmp_path / "result.pickle").unlink()
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(ExportError, match="failed: it ended with status 1: it printed nothing"):
         _answered(tmp_path)
