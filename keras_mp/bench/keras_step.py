@@ -30,7 +30,6 @@ def recipe(arguments: Sequence[str], precision: str, batch_size: int | None = No
 
     Args:
         arguments: the training recipe, then its options, as on the command line.
-        precision: "float32", "mixed_float16", "mixed_bfloat16" or "fp8".
         batch_size: the number of samples of a step, instead of the training recipe's.
     """
     check_can_run(precision)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -51,9 +51,13 @@ class Measured:
     peak: int | None = None  # the most bytes in use; None where the system does not tell
     details: dict[str, Any] = field(default_factory=dict)
 
-    def fails(self, error: WorkloadError) -> None:
-        """Notes a problem; what was measured before does not count."""
-        self.problem, self.reason, self.seconds = error.kind, error.reason, []
+    @contextlib.contextmanager
+    def noting_problem(self) -> Iterator[None]:
+        """Notes a failure; what was measured before does not count."""
+        try:
+            yield
+        except WorkloadError as error:
+            self.problem, self.reason, self.seconds = error.kind, error.reason, []
 
 
 def compare(
@@ -78,11 +82,8 @@ def compare(
         for task in tasks:
             log(f"{task.name}: builds and compiles")
             row = rows[task.name]
-            try:
+            with row.noting_problem():
                 row.details = workers.load(task)
-            except WorkloadError as error:
-                row.fails(error)
-            else:
                 row.first = row.details.pop("first")
         runs = {name: partial(_run, workers, row) for name, row in rows.items() if not row.problem}
         second = {}  # the seconds of the second step
@@ -93,13 +94,11 @@ def compare(
         steps = {name: max(1, math.ceil(seconds / max(second[name], 1e-9))) for name in running}
         log(f"{rounds} rounds of {', '.join(f'{count} x {name}' for name, count in steps.items())}")
         for name, times in interleave({name: runs[name] for name in steps}, steps, rounds).items():
-            if not rows[name].problem:
-                rows[name].seconds = times
-                try:
-                    # One process for all has the peak of all.
-                    rows[name].peak = None if workers.shared is not None else workers.ask("peak", name)
-                except WorkloadError as error:
-                    rows[name].fails(error)
+            row = rows[name]
+            if not row.problem:
+                row.seconds = times
+                with row.noting_problem():  # one process for all has the peak of all
+                    row.peak = None if workers.shared is not None else workers.ask("peak", name)
     return list(rows.values())
 
 
@@ -137,13 +136,10 @@ class _Workers:
 
 def _run(workers: _Workers, row: Measured, steps: int) -> float:
     """Runs some steps; NaN once the workload has failed."""
-    if row.problem:
-        return math.nan
-    try:
-        return workers.ask("run", row.name, steps=steps)
-    except WorkloadError as error:
-        row.fails(error)
-        return math.nan
+    if not row.problem:
+        with row.noting_problem():
+            return workers.ask("run", row.name, steps=steps)
+    return math.nan
 
 
 def device_of(rows: Sequence[Measured]) -> str:

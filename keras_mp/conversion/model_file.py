@@ -34,8 +34,6 @@ def load_model_file(
         compile: whether to compile the model, too, as it was when it was saved.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ImportError: there is no such module.
         ModelFileError: it is no `.keras` file, or names a class or a lambda that may not be loaded.
     """
     path = check_model_file(path)
@@ -137,10 +135,6 @@ def shapes_of_step(
     Returns:
         (x, y). Targets of a sparse loss are integers without the last axis of the outputs; others are shaped as the
         outputs.
-
-    Raises:
-        ValueError: If the model leaves an axis open and `length` is None, or none and it is not, or its inputs are not
-            known.
     """
     whole_number("batch_size", batch_size)
     if length is not None:
@@ -183,14 +177,10 @@ def shapes_of_step(
 
 
 def input_names(structure: Any) -> list[str]:
-    """Names for the inputs of a functional or sequential model.
+    """Names the inputs of a functional or sequential model, flattened.
 
-    Args:
-        structure: the structure of its inputs, of KerasTensors.
-
-    Returns:
-        A name for each, in the order of `keras.tree.flatten`: the key of the dict that it is in, else the name of its
-        InputLayer. Keras calls the tensor itself "keras_tensor" where `keras.Input` was given no name.
+    It is the key of the dict that one is in, else the name of its InputLayer. Keras calls the tensor itself
+    "keras_tensor" where `keras.Input` was given no name.
     """
     leaves = keras.tree.flatten_with_path(structure)
     keys = [next((key for key in reversed(path) if isinstance(key, str)), None) for path, _ in leaves]

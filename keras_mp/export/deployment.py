@@ -135,9 +135,6 @@ def compared(
         model: the model in its own precision.
         tolerance: the largest difference allowed from the model in float32; infinity for int8.
         scales: the scales of the outputs of a quantized file, 0 of an output that is not quantized.
-
-    Raises:
-        ExportError: the difference is larger, or a batch of another size gives other results.
     """
     feed = signature.feed(verify)
     float32 = unmerged_float32(model, verify)

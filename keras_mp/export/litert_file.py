@@ -30,12 +30,7 @@ class Operator(NamedTuple):
 
 
 class LiteRTFile:
-    """A LiteRT file in memory.
-
-    Attributes:
-        content: the bytes of the file.
-        graphs: the tensors and the operators of each graph, the main one first.
-    """
+    """A LiteRT file in memory."""
 
     def __init__(self, content: bytes) -> None:
         from tensorflow.lite.python import schema_py_generated as schema
@@ -46,6 +41,7 @@ class LiteRTFile:
         types, kinds = ({n: name for name, n in vars(e).items()} for e in (schema.TensorType, schema.BuiltinOperator))
         # Kinds past 127 did not fit into the first field.
         codes = [kinds[max(code.builtinCode, code.deprecatedBuiltinCode)] for code in file.operatorCodes]
+        # The main one first.
         self.graphs: list[tuple[list[Tensor], list[Operator]]] = []
         for graph in file.subgraphs:
             operators = [

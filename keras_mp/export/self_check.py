@@ -37,9 +37,8 @@ def self_check(serve: Callable[[Any], Any], model: keras.Model, signature: Any, 
     network is rounded otherwise there.
 
     Args:
-        model: the model in float32.
         tolerance: the largest difference allowed, as `relative_difference` has it; more where two runs of the model
-            itself differ by more.
+            itself, in float32, differ by more.
 
     Returns:
         Sentences on what could not be run or compared.

@@ -104,7 +104,7 @@ def nonfinite_operation(
 
     Args:
         forward: `forward(tap, batch) -> (loss, kept)`, as for `observed_step`.
-        place: the place of the tensor in `kept`.
+        place: the place of the tensor in what forward keeps.
 
     Returns:
         JAX's name of the operation, and the lines of Python that led to it, as (file, line number), the innermost

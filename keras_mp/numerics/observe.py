@@ -200,15 +200,7 @@ class ObservedStep:
         return keras.tree.map_structure(np.asarray, result)
 
     def operation(self, batch: tuple, scale: float, place: int) -> tuple[str, list[Frame]] | None:
-        """Finds the operation from which a nonfinite tensor comes.
-
-        Args:
-            place: the place of the tensor in `Record.tensors`.
-
-        Returns:
-            The backend's name of it, and the lines of Python that led to it, as (file, line number), the innermost
-            first; None where the tensor is finite, or no operation puts it out.
-        """
+        """Finds what made one of `Record.tensors`, as the backend's `nonfinite_operation`."""
         given, record = (given_of(batch), np.float32(scale)), self.record
         try:
             return engine.nonfinite_operation(self.model, self._forward, given, place + 1)

@@ -113,10 +113,6 @@ def parse_target(text: str) -> tuple[Chip, int]:
 
     Returns:
         The chip, and the number of chips; 1 where the text names none.
-
-    Raises:
-        ValueError: If there is no such chip, the message then lists those there are, and the nearest; or no such
-            number of them.
     """
     named = target_in(str(text))
     if named is not None:

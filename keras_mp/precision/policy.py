@@ -18,7 +18,6 @@ from keras_mp.system.argument_checks import one_of
 from keras_mp.system.host import unseen_accelerators
 
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "fp8")
-POLICIES = ("auto", *PRECISIONS)
 # Keras's policy of weights in bfloat16, with no float32 master copy.
 PURE_BFLOAT16 = "bfloat16"
 
@@ -176,7 +175,7 @@ _ELSEWHERE = {
 
 
 def _check(name: str) -> None:
-    policies = (*POLICIES, PURE_BFLOAT16)
+    policies = ("auto", *PRECISIONS, PURE_BFLOAT16)
     if name == "float16":
         raise ValueError(
             "name='float16' would keep the weights in float16 too, whose smallest step is 6e-8: small updates would be "

@@ -33,9 +33,6 @@ def plan_quantized(plan: ChangePlan, mode: Any, select: Select | None = None) ->
     Args:
         mode: a name of `CONFIGS` or `LITERT_FORMATS`, or Keras's config for int8 or int4.
         select: a function `select(path, layer) -> bool`; by default all layers that can be quantized so.
-
-    Raises:
-        ValueError: The name is another, or no layer can be quantized so.
     """
     if isinstance(mode, str) and one_of("scaling", mode, [*CONFIGS, *LITERT_FORMATS]) in LITERT_FORMATS:
         plan_litert(plan, LITERT_FORMATS[mode], select)

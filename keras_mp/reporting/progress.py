@@ -13,10 +13,6 @@ Tell = Callable[..., None]
 def progress(work: str, total: int | None = None) -> Iterator[Tell]:
     """Shows progress and the time left, on terminals alone.
 
-    Args:
-        work: the name of the work, before the bar.
-        total: the number of steps; None where it is not known.
-
     Yields:
         A function `tell(words, done=0)`: what is being done now, and how many steps more are done.
     """
