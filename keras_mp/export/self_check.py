@@ -141,12 +141,8 @@ def _drawn(
 ) -> np.ndarray:
     if dtype.name == "string":
         return random.choice(np.array(words, object), shape)
-    if dtype.is_bool:
-        return random.integers(0, 2, shape).astype("bool")
     if dtype.is_floating and not whole:
         return random.normal(size=shape).astype(dtype.as_numpy_dtype)
-    if dtype.is_complex:
-        return (random.normal(size=shape) + 1j * random.normal(size=shape)).astype(dtype.as_numpy_dtype)
     return random.integers(0, below, shape).astype(dtype.as_numpy_dtype)
 
 

@@ -17,19 +17,12 @@ _VANISHES = 2.0**-25
 
 @dataclass(frozen=True)
 class FormatLoss:
-    """Loss of values in a format.
+    """Loss of values in a format, as shares of all."""
 
-    Shares are of all values, zeros included, and exact zeros are never lost.
-
-    Attributes:
-        overflow: the share that rounds to more than the largest number.
-        zeroed: the share that is not zero and rounds to zero.
-        sqnr: signal to quantization-noise ratio in decibels, 10 log10(sum x^2 / sum (round(x) - x)^2): infinite where
-            nothing is lost, minus infinity where a value overflows to infinity, NaN where there is no signal.
-    """
-
-    overflow: float
-    zeroed: float
+    overflow: float  # the share that rounds to more than the largest number
+    zeroed: float  # the share that is not zero and rounds to zero
+    # Signal to quantization-noise ratio in decibels, 10 log10(sum x^2 / sum (round(x) - x)^2): infinite where nothing
+    # is lost, minus infinity where a value overflows to infinity, NaN where there is no signal.
     sqnr: float
 
 

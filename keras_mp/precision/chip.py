@@ -79,40 +79,26 @@ class TpuSlices:
 
 @dataclass(frozen=True)
 class Chip:
-    """One accelerator as it is sold, chip or module.
+    """One accelerator as it is sold, chip or module."""
 
-    Args:
-        name: The key in `CHIPS`, such as "h100".
-        title: The name people use, with the form that the figures are for.
-        vendor: "nvidia", "google" or "amd".
-        architecture: Compute capability ("9.0"), TPU generation ("v5e") or LLVM target ("gfx942").
-        peak: Dense operations per second (a multiply-add is two) by operand dtype: "float32", "tfloat32", "float16",
-            "bfloat16", "fp8", "fp4", "int8". Of products that accumulate in float32: GeForce cards halve the rate
-            there. A missing key means that the chip has no hardware for it.
-        memory_bytes: Device memory in bytes, by the data sheet.
-        bandwidth: Device memory bandwidth in bytes per second.
-        source: The document that each figure is from.
-        devices: The number of devices that the runtime makes of one chip; a device then has that share of every figure.
-        compiler: The description by which the compiler knows the chip; None where no compiler that can be installed
-            takes it.
-        device_kinds: Names that a runtime gives the chip and that do not hold `name`, in lower case; of TPUs those of
-            jax/_src/pallas/mosaic/tpu_info.py in JAX 0.10.
-        link: The links to other chips; None where they are not known. A GH200 that stands alone has none: its NVLink
-            reaches others in a DGX GH200 only. For TPU v2 and v3 and AMD's GPUs no compiler is there, so that no
-            collective is timed.
-    """
-
-    name: str
-    title: str
-    vendor: str
-    architecture: str
+    name: str  # the key in `CHIPS`, such as "h100"
+    title: str  # the name people use, with the form that the figures are for
+    vendor: str  # "nvidia", "google" or "amd"
+    architecture: str  # compute capability ("9.0"), TPU generation ("v5e") or LLVM target ("gfx942")
+    # Dense operations a second (a multiply-add is two) by operand dtype: "float32", "tfloat32", "float16", "bfloat16",
+    # "fp8", "fp4", "int8". Of products that accumulate in float32: GeForce cards halve the rate there. A missing key
+    # means that the chip has no hardware for it.
     peak: Mapping[str, float]
-    memory_bytes: int
-    bandwidth: float
-    source: str
-    devices: int = 1
-    compiler: GpuDescription | TpuSlices | None = None
+    memory_bytes: int  # by the data sheet
+    bandwidth: float  # of its memory, in bytes a second
+    source: str  # the document that each figure is from
+    devices: int = 1  # that the runtime makes of one chip; a device then has that share of every figure
+    compiler: GpuDescription | TpuSlices | None = None  # None where no compiler that can be installed takes the chip
+    # Names that a runtime gives the chip and that do not hold `name`, in lower case; of TPUs those of
+    # jax/_src/pallas/mosaic/tpu_info.py in JAX 0.10.
     device_kinds: tuple[str, ...] = ()
+    # To other chips; None where not known. A GH200 that stands alone has none: its NVLink reaches others in a DGX GH200
+    # only. For TPU v2 and v3 and AMD's GPUs no compiler is there, so that no collective is timed.
     link: Link | None = None
 
     @property
