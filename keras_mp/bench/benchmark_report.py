@@ -130,15 +130,10 @@ class BenchmarkReport(Report):
         of_base, rate = self.ratio(row.name), self.rate(row.name)
         return [
             row.name,
-            _milliseconds(step.median),
+            f"{1e3 * step.median:.0f}" if step.median >= 0.1 else f"{1e3 * step.median:.3g}",
             f"{of_base.median:.2f} ({of_base.low:.2f}-{of_base.high:.2f})" if of_base else "",
             f"{rate:,.0f}" if rate else "",
             f"{max(0.0, row.first - step.median):.1f}",
             f"{row.peak / 2**20:,.0f}" if row.peak is not None else "",
             str(row.details.get("batch", "")),
         ]
-
-
-def _milliseconds(seconds: float) -> str:
-    milliseconds = 1e3 * seconds
-    return f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"

@@ -40,8 +40,8 @@ def check_batch(batch: Any, structure: Any = None, argument: str = "verify") -> 
             keras.tree.assert_same_structure(structure, batch)
         except (TypeError, ValueError) as error:
             raise ExportError(
-                f"{argument} must have the structure of the model's inputs, {_described(structure)}, and is "
-                f"{_described(batch)}"
+                f"{argument} must have the structure of the model's inputs, with the shapes {_shapes(structure)}, and "
+                f"has {_shapes(batch)}"
             ) from error
         tensors = keras.tree.flatten(structure)
         names = [f"input {name!r}" for name in input_names(structure)]
@@ -57,19 +57,9 @@ def check_batch(batch: Any, structure: Any = None, argument: str = "verify") -> 
         raise ExportError(f"{argument} must hold as many records, 1 or more, for each input, and holds {told}")
 
 
-def _described(structure: Any) -> str:
-    """A structure with the shapes of its leaves for arrays."""
-    return str(keras.tree.map_structure(_Shape, structure))
-
-
-class _Shape:
-    """The shape of an array, a leaf for keras.tree."""
-
-    def __init__(self, array: Any) -> None:
-        self.shape = tuple(array.shape) if hasattr(array, "shape") else np.asarray(array).shape
-
-    def __repr__(self) -> str:
-        return f"array of shape {self.shape}"
+def _shapes(structure: Any) -> Any:
+    """The shapes in place of the arrays in a structure."""
+    return keras.tree.map_structure(lambda x: tuple(x.shape) if hasattr(x, "shape") else np.shape(x), structure)
 
 
 def agreement(

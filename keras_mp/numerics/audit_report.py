@@ -181,10 +181,12 @@ def _fitting(report: AuditReport, precision: str) -> str:
 def _fitting_fp8(report: AuditReport) -> str:
     verdicts = [layer.verdicts["fp8"] for layer in report.layers]
     candidates = [layer.verdicts["fp8"] for layer in report.layers if _judged_in_fp8(layer)]
-    if not candidates and any("quantized" in verdict.reason for verdict in verdicts):
-        return "the Dense and EinsumDense layers are quantized, and no other layer computes in FP8"
     if not candidates:
-        return "there is no Dense or EinsumDense layer, and no other layer computes in FP8"
+        quantized = any("quantized" in verdict.reason for verdict in verdicts)
+        none = (
+            "the Dense and EinsumDense layers are quantized" if quantized else "there is no Dense or EinsumDense layer"
+        )
+        return f"{none}, and no other layer computes in FP8"
     fitting = sum(verdict.ok for verdict in candidates)
     if len(candidates) == 1:
         counted = f"the only Dense or EinsumDense layer {'fits' if fitting else 'does not fit'}"
