@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from keras_mp.export.verification import ExportError, computed, inputs_of, relative_difference
+from keras_mp.rebuild.compared import arrays_of
 from keras_mp.rebuild.walk import layers_by_path
 from keras_mp.reporting.text import error_line
 
@@ -60,7 +61,7 @@ def _tried(
     failed: tuple[Any, str] | None = None
     for inputs in _candidates(model, signature, batch, place):
         try:
-            expected = _arrays(model(inputs, training=False))
+            expected = arrays_of(model(inputs, training=False))
         except Exception as error:  # whatever a layer that these inputs do not suit raises
             failed = failed or (inputs, error_line(error))
             continue
@@ -82,7 +83,7 @@ def _compared(
     name = f"the SavedModel of model {model.name!r}"
     where = f"synthetic inputs {_shapes(inputs)}"
     try:
-        served = _arrays(serve(inputs))
+        served = arrays_of(serve(inputs))
     except Exception as error:
         raise ExportError(
             f"{name} was not kept: it fails on {where}, which the model in float32 takes: {error_line(error)}"
@@ -92,7 +93,7 @@ def _compared(
     difference = relative_difference(served, expected)
     if difference <= tolerance:
         return None
-    graphs = [_arrays(computed(model, inputs)) for _ in range(2)]
+    graphs = [arrays_of(computed(model, inputs)) for _ in range(2)]
     difference = min(difference, relative_difference(served, graphs[0]))
     spread = max(relative_difference(graphs[0], expected), relative_difference(graphs[1], graphs[0]))
     if difference > max(tolerance, SPREAD * spread):
@@ -105,10 +106,6 @@ def _compared(
     if spread <= DETERMINISTIC:
         return None
     return f"two runs of the model itself differ by {spread:.0e} on {where}, the SavedModel by {difference:.0e}"
-
-
-def _arrays(outputs: Any) -> list[np.ndarray]:
-    return [np.asarray(keras.ops.convert_to_numpy(x)) for x in keras.tree.flatten(outputs)]
 
 
 def _shapes(inputs: Any) -> str:
