@@ -54,7 +54,6 @@ class GpuDescription:
     Sources: the target descriptions in XLA's repository (xla/backends/gpu/target_config/specs, as of 2026) where there
     is one (A100, H100, H200, B200, B300, RTX A6000), otherwise the output of deviceQuery on the GPU where a copy of it
     was found; each row of the table says which.
-
     """
 
     device_name: str  # as the driver reports it, without "NVIDIA"

@@ -31,7 +31,6 @@ class Format:
 
     Sources: IEEE 754-2019, table 3.5 (float16); Micikevicius et al., "FP8 Formats for Deep Learning", 2022
     (arXiv:2209.05433), table 1 (E4M3, E5M2); bfloat16 is float32 with 7 bits of mantissa.
-
     """
 
     name: str  # "float16", "bfloat16" or "INT8"; or "E4M3", "E5M2", "E2M1", for the bits of exponent and mantissa

@@ -102,7 +102,7 @@ class Float32RowNormalization(Float32Inside):
 
 
 class Float32Losses:
-    """Adds losses in float32: TensorFlow adds no others up."""
+    """Adds losses in float32, as TensorFlow cannot add others up."""
 
     def add_loss(self, loss: Any) -> None:
         super().add_loss(keras.tree.map_structure(_widened, loss))  # type: ignore[misc]

@@ -36,7 +36,7 @@ PASSING_ON = (
 
 
 def calls_steps(layer: keras.Operation) -> bool:
-    """Whether a layer, TimeDistributed, calls another in its own dtype."""
+    """Whether a TimeDistributed layer calls another in its own dtype."""
     steps = keras.layers.TimeDistributed
     return isinstance(layer, steps) and original_class(layer).call is steps.call
 
