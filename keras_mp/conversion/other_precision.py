@@ -12,9 +12,8 @@ from keras_mp.fp8.convert import convert
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.precision.policy import PRECISIONS
 from keras_mp.rebuild.model import rebuild
-from keras_mp.rebuild.notes import FLOAT8
 from keras_mp.rebuild.quantized_policies import source_of
-from keras_mp.rebuild.walk import Config, Rule, layers_by_path
+from keras_mp.rebuild.walk import FLOAT8, Config, Rule, layers_by_path
 from keras_mp.stability.stabilized import stabilize
 from keras_mp.system.argument_checks import one_of
 from keras_mp.treatment.treated import untreated_node

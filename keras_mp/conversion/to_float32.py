@@ -16,24 +16,28 @@ from keras_mp.lean.frozen import FROZEN
 from keras_mp.lean.lean_model import LEAN
 from keras_mp.rebuild.merged import is_adapted
 from keras_mp.rebuild.model import rebuild
-from keras_mp.rebuild.notes import FLOAT8, QAT, notes_of, original_class
 from keras_mp.rebuild.quantized_policies import (
     keep_statistics_as_computed,
     settle_policies,
     to_compute_in_float32,
 )
-from keras_mp.rebuild.state import widen
 from keras_mp.rebuild.walk import (
+    FLOAT8,
+    LIBRARIES,
     LOW_PRECISION,
+    QAT,
     Config,
     RebuildError,
     compute_dtypes,
     graph_of,
     layers_by_path,
+    notes_of,
+    original_class,
+    package_of,
+    widen,
     with_self,
 )
 from keras_mp.stability.sensitive import names_in
-from keras_mp.system.packages import LIBRARIES, package_of
 from keras_mp.treatment.treated import ADAPTED, Treatment, register_treatments, treat, untreated_node
 
 LOW_PRECISION_NAMES = frozenset({"float16", "half", "bfloat16", "mixed_float16", "mixed_bfloat16"})

@@ -11,12 +11,10 @@ from typing import Any
 import keras
 
 from keras_mp.fp8.layers import Float8Layer, build_history, set_history
-from keras_mp.fp8.scaled_product import problem
-from keras_mp.fp8.scaling import Scaling, Scalings, get_scalings
+from keras_mp.fp8.scaling import Scaling, Scalings, get_scalings, problem
 from keras_mp.fp8.selection import Decision, Select, Target, decide
 from keras_mp.precision.hardware import MXFP8, current_device, support
-from keras_mp.rebuild.notes import FLOAT8, QAT, original_class, precision_of_layer, treatments_of
-from keras_mp.rebuild.walk import Walk, layers_by_path
+from keras_mp.rebuild.walk import FLOAT8, QAT, Walk, layers_by_path, original_class, precision_of_layer, treatments_of
 from keras_mp.system.argument_checks import whole_number
 from keras_mp.treatment.change import ChangePlan, Planned
 from keras_mp.treatment.treated import (

@@ -13,7 +13,7 @@ from keras_mp.backend.common.keras_private import AutocastScope
 from keras_mp.fp8.quantize import read_kernel
 from keras_mp.fp8.scaled_product import matmul
 from keras_mp.fp8.scaling import ROLES, Scalings
-from keras_mp.rebuild.notes import FLOAT8, treatments_of
+from keras_mp.rebuild.walk import FLOAT8, treatments_of
 from keras_mp.stability.accumulate import SumsInFloat32
 from keras_mp.treatment.waiting import is_traced
 

@@ -21,7 +21,7 @@ from keras_mp.fp8.quantize import (
     quantize,
     rounding_bits,
 )
-from keras_mp.fp8.scaling import PRODUCTS, ROLES, Pair, Scaling, Scalings, get_scalings
+from keras_mp.fp8.scaling import PRODUCTS, ROLES, Pair, Scaling, Scalings, get_scalings, problem
 from keras_mp.precision.formats import INT8
 from keras_mp.stability.accumulate import last_axis
 
@@ -357,26 +357,6 @@ def _message(path: str) -> str:
         "reverse mode. For a gradient penalty, a Hessian, jvp or jacfwd call keras_mp.revert(model, 'convert'), or "
         "leave the layer out with keras_mp.convert(model, select=...)"
     )
-
-
-def problem(equation: str) -> str:
-    """Says why an equation is no matrix product, or "".
-
-    It is one where each label stands in exactly two of the three terms.
-    """
-    operands, arrow, result = equation.replace(" ", "").replace("...", "").partition("->")
-    terms = [*operands.split(","), result]
-    if not arrow or len(terms) != 3:
-        return f"the equation {equation!r} is not of the form 'input,kernel->result'"
-    if "..." in equation.partition(",")[2].partition("->")[0]:
-        return f"the equation {equation!r} has an ellipsis in the kernel"
-    for label in sorted(set("".join(terms))):
-        count = [term.count(label) for term in terms]
-        if max(count) > 1:
-            return f"the equation {equation!r} has the label {label!r} twice in one term"
-        if sum(count) != 2:
-            return f"the equation {equation!r} has the label {label!r} in {sum(count)} of its 3 terms; 2 make a product"
-    return ""
 
 
 def explicit(equation: str, rank: int) -> str:

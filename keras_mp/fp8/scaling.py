@@ -404,6 +404,26 @@ def _mismatch(roles: tuple[str, str], left: Scaling, right: Scaling) -> str:
     return ""
 
 
+def problem(equation: str) -> str:
+    """Says why an equation is no matrix product, or "".
+
+    It is one where each label stands in exactly two of the three terms.
+    """
+    operands, arrow, result = equation.replace(" ", "").replace("...", "").partition("->")
+    terms = [*operands.split(","), result]
+    if not arrow or len(terms) != 3:
+        return f"the equation {equation!r} is not of the form 'input,kernel->result'"
+    if "..." in equation.partition(",")[2].partition("->")[0]:
+        return f"the equation {equation!r} has an ellipsis in the kernel"
+    for label in sorted(set("".join(terms))):
+        count = [term.count(label) for term in terms]
+        if max(count) > 1:
+            return f"the equation {equation!r} has the label {label!r} twice in one term"
+        if sum(count) != 2:
+            return f"the equation {equation!r} has the label {label!r} in {sum(count)} of its 3 terms; 2 make a product"
+    return ""
+
+
 def _listed(names: Any) -> str:
     *first, last = map(repr, names)
     return f"{', '.join(first)} or {last}"

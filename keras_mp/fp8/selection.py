@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.fp8.layers import Float8Layer
-from keras_mp.fp8.scaled_product import problem
-from keras_mp.fp8.scaling import Scalings
+from keras_mp.fp8.scaling import Scalings, problem
 from keras_mp.precision.chips import CHIPS, Chip, find_chip
-from keras_mp.rebuild.notes import original_class, quantization_trained_for
-from keras_mp.rebuild.walk import Walk
+from keras_mp.rebuild.walk import Walk, original_class, quantization_trained_for
 from keras_mp.stability.output_layers import NORMALIZATIONS, PASSING_ON, output_layers
 
 # NVIDIA, cuBLAS documentation, cublasLtMatmul: sizes of FP8 operands must be multiples of 16.

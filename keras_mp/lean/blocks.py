@@ -11,9 +11,15 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_mp.rebuild.notes import original_class
-from keras_mp.rebuild.walk import calls_of, children_of, graph_of, layers_below, own_variables
-from keras_mp.system.packages import package_of
+from keras_mp.rebuild.walk import (
+    calls_of,
+    children_of,
+    graph_of,
+    layers_below,
+    original_class,
+    own_variables,
+    package_of,
+)
 
 Structure = tuple[Any, ...]
 

@@ -18,11 +18,17 @@ from keras_mp.fp8.layers import Float8Layer
 from keras_mp.lean.chunked_loss import ChunkedCrossEntropy, metrics_of_rows, update_metrics
 from keras_mp.lean.cross_entropy import chunks_save_memory
 from keras_mp.qat.keras_modes import logits_operands
-from keras_mp.rebuild.notes import original_class, precision_of_layer, quantization_trained_for, treatments_of
-from keras_mp.rebuild.walk import graph_of, layers_below
+from keras_mp.rebuild.walk import (
+    graph_of,
+    layers_below,
+    original_class,
+    package_of,
+    precision_of_layer,
+    quantization_trained_for,
+    treatments_of,
+)
 from keras_mp.stability.output_layers import PASSING_ON, trace_layers
 from keras_mp.stability.sensitive import activation_of
-from keras_mp.system.packages import package_of
 from keras_mp.treatment.treated import Treatment, register_treatments, see_to
 
 HEADS = (keras.layers.Dense, keras.layers.ReversibleEmbedding)

@@ -13,9 +13,8 @@ from keras_mp import backend
 from keras_mp.backend.common.keras_private import AutocastScope
 from keras_mp.lean.experts import chosen_experts, wide
 from keras_mp.lean.training_step import may_be_differentiated
-from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.rebuild.quantized_banks import QuantizedBank, quantized_banks
-from keras_mp.system.packages import package_of
+from keras_mp.rebuild.walk import original_class, package_of, treatments_of
 
 EXPERTS = "lean experts"
 # Of blocks that have one: the expert that every token has, and its gate.

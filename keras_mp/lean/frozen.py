@@ -8,12 +8,18 @@ from typing import Any
 import keras
 
 from keras_mp.lean.expert_blocks import bank_names, has_banks
-from keras_mp.rebuild.notes import FLOAT8, original_class, precision_of_layer, treatments_of
 from keras_mp.rebuild.quantized_banks import BITS, dequantize_bank, quantize_bank, quantized_banks
-from keras_mp.rebuild.state import narrow, widen
-from keras_mp.rebuild.walk import LOW_PRECISION
+from keras_mp.rebuild.walk import (
+    FLOAT8,
+    LOW_PRECISION,
+    narrow,
+    original_class,
+    package_of,
+    precision_of_layer,
+    treatments_of,
+    widen,
+)
 from keras_mp.stability.sensitive import find
-from keras_mp.system.packages import package_of
 from keras_mp.treatment.change import ChangePlan, Planned, check_built
 from keras_mp.treatment.treated import Treatment, register_treatments
 

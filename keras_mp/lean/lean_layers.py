@@ -13,9 +13,9 @@ from keras_mp.lean.blockwise_attention import attention
 from keras_mp.lean.gelu import gelu
 from keras_mp.lean.training_step import is_training, may_be_differentiated
 from keras_mp.rebuild.quantized_policies import group_count
+from keras_mp.rebuild.walk import package_of
 from keras_mp.stability.quantized_product import called, keeps_float_inputs
 from keras_mp.stability.sensitive import activation_of
-from keras_mp.system.packages import package_of
 
 engine = backend.engine_of(__package__)
 

@@ -33,13 +33,11 @@ from keras_mp.lean.lean_layers import (
 from keras_mp.lean.recompute import BLOCK
 from keras_mp.lean.remat_blocks import SEGMENTS, choose_blocks, plan_blocks, recomputed_blocks
 from keras_mp.lean.training_step import STEP, LeanStep
-from keras_mp.rebuild.notes import original_class, treatments_of
-from keras_mp.rebuild.walk import LOW_PRECISION, Walk
-from keras_mp.stability.attention import AttentionAsAsked, attending
+from keras_mp.rebuild.walk import LIBRARIES, LOW_PRECISION, Walk, original_class, package_of, treatments_of
+from keras_mp.stability.attention import AttentionAsAsked
 from keras_mp.stability.float32_layers import Float32Inside
-from keras_mp.stability.sensitive import is_router, logits_of_routers, names_in
+from keras_mp.stability.sensitive import attending, is_router, logits_of_routers, names_in
 from keras_mp.stability.stabilized import result_mixin
-from keras_mp.system.packages import LIBRARIES, package_of
 from keras_mp.treatment.change import ChangePlan, Planned, undo
 from keras_mp.treatment.treated import Treatment, register_treatments
 from keras_mp.treatment.waiting import register_calls, waits

@@ -14,8 +14,7 @@ from keras_mp.lean.blocks import Block, find_blocks, layer_block, segment_block
 from keras_mp.lean.chunked_head import calls_behind
 from keras_mp.lean.recompute import BLOCK, add_losses, recomputed_call
 from keras_mp.lean.training_step import may_be_differentiated
-from keras_mp.rebuild.notes import treatments_of
-from keras_mp.rebuild.walk import calls_of, graph_of, layers_below, layers_by_path
+from keras_mp.rebuild.walk import calls_of, graph_of, layers_below, layers_by_path, treatments_of
 from keras_mp.treatment.change import Planned
 from keras_mp.treatment.treated import Treatment, register_treatments
 

@@ -10,8 +10,7 @@ from keras_mp import backend
 from keras_mp.backend.common.keras_private import global_state
 from keras_mp.lean.gelu import gelu
 from keras_mp.precision.policy import pays
-from keras_mp.rebuild.notes import existing_notes
-from keras_mp.rebuild.walk import layers_by_path
+from keras_mp.rebuild.walk import existing_notes, layers_by_path
 from keras_mp.treatment.treated import Treatment, register_treatments
 
 engine = backend.engine_of(__package__)

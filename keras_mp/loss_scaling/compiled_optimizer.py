@@ -9,7 +9,6 @@ import keras
 from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.wrapping import wrap_optimizer
-from keras_mp.optimizer.state_slot import check_state_dtype, check_state_memory
 from keras_mp.rebuild.optimizers import compile_again, fresh_optimizer
 from keras_mp.system.argument_checks import whole_number
 
@@ -76,8 +75,6 @@ def change_optimizer(
         present = {name: getattr(optimizer, name) for name in present}
     given = {"state_dtype": state_dtype, "state_memory": state_memory, "release_gradients": release_gradients}
     asked: dict[str, Any] = present | {name: value for name, value in given.items() if value is not None}
-    check_state_dtype(asked["state_dtype"])
-    check_state_memory(asked["state_memory"], asked["release_gradients"])
     new = optimizer if accumulate == 1 else _accumulating(optimizer, accumulate)
     if asked != present or (accumulate > 1 and not isinstance(optimizer, LossScaleOptimizer)):
         new = _ours(new, asked, model)
@@ -116,7 +113,7 @@ def _ours(
             fresh_optimizer(optimizer.inner_optimizer),
             initial_scale=optimizer.initial_scale,
             growth_interval=optimizer.dynamic_growth_steps,
-            state_dtype=settings["state_dtype"],
+            **settings,
         )
     return wrap_optimizer(fresh_optimizer(optimizer), model, **settings)
 

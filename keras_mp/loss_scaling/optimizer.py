@@ -20,12 +20,6 @@ from keras_mp.loss_scaling.loss_scale import (
 )
 from keras_mp.optimizer import gradients, inner_build
 from keras_mp.optimizer import inner_optimizer as inner
-from keras_mp.optimizer.state_slot import (
-    check_built,
-    check_state_dtype,
-    check_state_memory,
-    check_weights,
-)
 from keras_mp.rebuild.optimizers import leaves
 from keras_mp.system.argument_checks import whole_number
 
@@ -129,10 +123,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         **settings: Any,
     ) -> None:
         inner.check_unscaled("inner_optimizer", inner_optimizer)
-        check_state_dtype(state_dtype)
-        check_built(inner_optimizer, state_dtype, state_memory)
+        inner.check_states(state_dtype, state_memory, release_gradients)
+        inner.check_built(inner_optimizer, state_dtype, state_memory)
         loss_scale, unknown = _loss_scale_from(loss_scale, settings)
-        check_state_memory(state_memory, release_gradients)
         _check_releases(loss_scale, release_gradients)
         if release_gradients:
             inner.check_can_release(inner_optimizer)
@@ -167,7 +160,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         if self.built:
             return
-        check_weights(variables)
+        inner.check_weights(variables)
+        inner.check_built(self.inner_optimizer, self.state_dtype, self.state_memory)
         inner_build.build_inner(self.inner_optimizer, variables, self.state_dtype, self.state_memory)
         if self.release_gradients:  # also of those that a MultiOptimizer has made now
             inner.check_can_release(self.inner_optimizer)

@@ -9,12 +9,9 @@ import keras
 from keras_mp import backend
 from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
-from keras_mp.optimizer.inner_optimizer import apply_in_one_program, check_unscaled
-from keras_mp.optimizer.state_slot import check_state_dtype, check_state_memory, check_weights, is_narrow
-from keras_mp.rebuild.notes import original_class
+from keras_mp.optimizer.inner_optimizer import apply_in_one_program, check_unscaled, check_weights
 from keras_mp.rebuild.optimizers import leaves
-from keras_mp.rebuild.walk import Walk, own_variables
-from keras_mp.system.packages import LIBRARIES, package_of
+from keras_mp.rebuild.walk import LIBRARIES, Walk, is_narrow, original_class, own_variables, package_of
 
 updates = backend.engine_of("keras_mp.optimizer")
 
@@ -67,8 +64,6 @@ def wrap_optimizer(
             in float16, or `LossScaleOptimizer` refuses the optimizer.
     """
     check_unscaled("optimizer", optimizer)
-    check_state_dtype(state_dtype)
-    check_state_memory(state_memory, release_gradients)
     check_weights(model.trainable_variables)
     walk = Walk(model)
     if any(layer.compute_dtype == "float16" for layer in walk.every):
@@ -78,14 +73,14 @@ def wrap_optimizer(
                 f"{model.name!r} computes in float16, where an overflow in one gradient must skip the step of all: "
                 "build the model under 'mixed_bfloat16'"
             )
-        return LossScaleOptimizer(optimizer, state_dtype=state_dtype)
+        return LossScaleOptimizer(optimizer, state_dtype=state_dtype, state_memory=state_memory)
     if model.built:
         has_narrow_weights = any(map(is_narrow, model.trainable_variables))
     else:
         has_narrow_weights = any(layer.variable_dtype == "bfloat16" for layer in walk.layers.values())
     is_needed = (
         release_gradients
-        or state_dtype != "float32"
+        or (state_dtype, state_memory) != ("float32", "device")
         or has_narrow_weights
         or updates.replica_count() > 1
         or is_better_wrapped(optimizer, walk)

@@ -38,12 +38,19 @@ from keras_mp.precision.hardware import Device, support
 from keras_mp.precision.policy import CHOICES, COMPUTES_IN, PRECISIONS, asked_about
 from keras_mp.rebuild.merged import packed_weights
 from keras_mp.rebuild.model import rebuild, unchanged
-from keras_mp.rebuild.notes import original_class, treatments_of
 from keras_mp.rebuild.optimizers import carry_compiled
-from keras_mp.rebuild.state import has_no_value
-from keras_mp.rebuild.walk import Walk, compute_dtypes, layers_by_path, operations_of, own_variables
+from keras_mp.rebuild.walk import (
+    Walk,
+    compute_dtypes,
+    has_no_value,
+    layers_by_path,
+    operations_of,
+    original_class,
+    own_variables,
+    package_of,
+    treatments_of,
+)
 from keras_mp.system.argument_checks import one_of
-from keras_mp.system.packages import package_of
 
 engine = backend.engine_of(__package__)
 

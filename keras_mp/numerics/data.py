@@ -16,8 +16,7 @@ from keras_mp.backend.common.keras_private import data_adapter_utils
 from keras_mp.conversion.model_file import input_names
 from keras_mp.lean.chunked_head import ChunkedHead
 from keras_mp.lean.chunked_loss import is_sparse_crossentropy
-from keras_mp.rebuild.notes import original_class
-from keras_mp.rebuild.walk import check_is_model, inputs_of
+from keras_mp.rebuild.walk import check_is_model, inputs_of, original_class
 from keras_mp.system.argument_checks import whole_number
 
 

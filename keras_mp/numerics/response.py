@@ -27,12 +27,18 @@ from keras_mp.numerics.observe import layers_and_operations
 from keras_mp.numerics.plain_step import given_of, loss_of
 from keras_mp.numerics.verdict import PASSING
 from keras_mp.precision.formats import format_named
-from keras_mp.rebuild.notes import notes_of, original_class
 from keras_mp.rebuild.quantized_policies import policy_of, with_source
-from keras_mp.rebuild.walk import has_no_call, layers_below, own_variables
+from keras_mp.rebuild.walk import (
+    LIBRARIES,
+    has_no_call,
+    layers_below,
+    notes_of,
+    original_class,
+    own_variables,
+    package_of,
+)
 from keras_mp.reporting.text import error_line
 from keras_mp.stability.float32_layers import has_float_dtype
-from keras_mp.system.packages import LIBRARIES, package_of
 
 engine = backend.engine_of(__package__)
 

@@ -13,7 +13,7 @@ import numpy as np
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.rebuild.state import is_overwritten
+from keras_mp.rebuild.walk import is_overwritten
 
 engine = backend.engine_of(__package__)
 

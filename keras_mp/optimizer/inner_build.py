@@ -15,9 +15,9 @@ from keras import ops
 
 from keras_mp import backend
 from keras_mp.optimizer.gradients import at_least_float32
-from keras_mp.optimizer.state_slot import SLOTS, STATE_DTYPE, STATE_MEMORY, STORED_AS, StateSlot, check_built, encode
+from keras_mp.optimizer.state_slot import SLOTS, STATE_DTYPE, STATE_MEMORY, STORED_AS, StateSlot, encode
 from keras_mp.rebuild.optimizers import leaves
-from keras_mp.rebuild.state import widen
+from keras_mp.rebuild.walk import widen
 
 engine = backend.engine_of(__package__)
 
@@ -25,8 +25,8 @@ engine = backend.engine_of(__package__)
 def build_inner(
     optimizer: keras.optimizers.Optimizer,
     variables: list[keras.Variable],
-    state_dtype: str = "float32",
-    state_memory: str = "device",
+    state_dtype: str,
+    state_memory: str,
 ) -> None:
     """Builds an optimizer without its own sums of gradients.
 
@@ -34,11 +34,7 @@ def build_inner(
         variables: the model's trainable variables.
         state_dtype: the dtype that its slots are stored in: "float32", "bfloat16" or "float8".
         state_memory: the place of those slots, "device" or "host".
-
-    Raises:
-        ValueError: If it is built already, with slots in another dtype or memory.
     """
-    check_built(optimizer, state_dtype, state_memory)
     # The weights come first: they may be rounded with words of their own.
     numbers = itertools.count(len(variables))
     with ExitStack() as stack:

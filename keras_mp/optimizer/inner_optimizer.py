@@ -19,7 +19,7 @@ An optimizer that is not wrapped keeps `apply_in_one_program` as its `_backend_a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,12 +30,25 @@ from keras import ops
 from keras_mp import backend
 from keras_mp.optimizer.gradients import is_finite
 from keras_mp.optimizer.inner_build import slots_of
-from keras_mp.optimizer.state_slot import StateSlot, Unconstrained, WideWeight, is_narrow, updating, where_finite
+from keras_mp.optimizer.state_slot import (
+    SLOTS,
+    STATE_DTYPE,
+    STATE_MEMORY,
+    STORED_AS,
+    StateSlot,
+    Unconstrained,
+    WideWeight,
+    updating,
+    where_finite,
+)
 from keras_mp.rebuild.optimizers import leaves, optimizer_slots, stored_variables
-from keras_mp.rebuild.state import is_overwritten
-from keras_mp.system.packages import package_of
+from keras_mp.rebuild.walk import is_narrow, is_overwritten, package_of
+from keras_mp.system.argument_checks import one_of
 
 engine = backend.engine_of(__package__)
+
+
+# What an optimizer must be, and how its slots may be stored.
 
 
 def check_unscaled(name: str, optimizer: keras.optimizers.Optimizer) -> None:
@@ -52,6 +65,103 @@ def check_unscaled(name: str, optimizer: keras.optimizers.Optimizer) -> None:
             f"{name}={optimizer.name!r} is a {type(optimizer).__name__} already, and the loss must be scaled once: use "
             "it as it is, or pass its inner_optimizer"
         )
+
+
+def check_states(state_dtype: Any, state_memory: Any, releases: bool) -> None:
+    """Checks how slots are to be stored, and where.
+
+    Args:
+        state_dtype: "float32", "bfloat16" or "float8".
+        state_memory: "device" or "host".
+        releases: Whether each weight is updated by itself.
+
+    Raises:
+        ValueError: If one is unknown, or the host's memory cannot be used.
+    """
+    one_of("state_dtype", state_dtype, STORED_AS)
+    one_of("state_memory", state_memory, ("device", "host"))
+    if state_memory == "host" and not releases:
+        raise ValueError(
+            "state_memory='host' fetches the slots of a weight when its gradient is there, and needs gradients that "
+            "are released: release_gradients=True"
+        )
+    if state_memory == "host":
+        engine.check_host_memory()
+
+
+def check_built(optimizer: keras.optimizers.Optimizer, state_dtype: str, state_memory: str) -> None:
+    """Checks the slots of an optimizer that is built already.
+
+    Raises:
+        ValueError: If they are stored in another dtype or memory, or in bfloat16, as Keras makes them.
+    """
+    anew = "make a new one, for instance by type(optimizer).from_config(optimizer.get_config())"
+    for leaf in (leaf for leaf in leaves(optimizer) if leaf.built):
+        stored, memory = getattr(leaf, STATE_DTYPE, "float32"), getattr(leaf, STATE_MEMORY, "device")
+        if memory != state_memory:
+            raise ValueError(
+                f"state_memory={state_memory!r} needs an optimizer that is not built, and {leaf.name!r} has its slots "
+                f"in memory of the {memory} already: {anew}"
+            )
+        if stored != state_dtype:
+            raise ValueError(
+                f"state_dtype={state_dtype!r} needs an optimizer that is not built, and {leaf.name!r} has its slots in "
+                f"{stored} already: {anew}, or pass state_dtype={stored!r}"
+            )
+        narrow = next((variable for variable in leaf.variables if is_narrow(variable)), None)
+        if narrow is not None and not hasattr(leaf, SLOTS):
+            raise ValueError(
+                f"optimizer {leaf.name!r} is built already, and its {narrow.path!r} is in bfloat16, as Keras makes "
+                f"it; there small changes would be lost: {anew}"
+            )
+
+
+def check_weights(variables: Iterable[keras.Variable]) -> None:
+    """Checks that no weight is stored in float16.
+
+    Raises:
+        ValueError: If one is.
+    """
+    for variable in variables:
+        if keras.backend.standardize_dtype(variable.dtype) == "float16":
+            raise ValueError(
+                f"weight {variable.path!r} is stored in float16, whose steps are 6e-8 for all values below 6e-5, so "
+                "that small updates would be lost or mostly noise, and whose largest value is 65504: build the model "
+                "under 'mixed_float16', which keeps weights in float32, or under 'bfloat16'"
+            )
+
+
+def check_can_release(optimizer: keras.optimizers.Optimizer) -> None:
+    """Checks that an optimizer can update each weight by itself.
+
+    Args:
+        optimizer: an optimizer, or several in one.
+
+    Raises:
+        ValueError: If it accumulates, clips by the norm of all gradients, or its class defines the update itself.
+    """
+    for leaf in leaves(optimizer):
+        name, refused = f"optimizer {leaf.name!r}", ""
+        if leaf.gradient_accumulation_steps:
+            refused = (
+                f"{name} has gradient_accumulation_steps={leaf.gradient_accumulation_steps}, and keeps the sum of each "
+                "gradient: leave out one of the two"
+            )
+        elif leaf.global_clipnorm:
+            refused = (
+                f"{name} has global_clipnorm={leaf.global_clipnorm:g}, which needs the norm of all gradients before "
+                "any weight is updated: clip each gradient by clipnorm or clipvalue"
+            )
+        elif package_of(type(leaf).update_step) != "keras":
+            refused = (
+                f"{name} is a {type(leaf).__name__} with its own update_step, which may write anything: use it without "
+                "release_gradients"
+            )
+        if refused:
+            raise ValueError(f"release_gradients=True updates each weight once its gradient is computed. {refused}")
+
+
+# A step.
 
 
 def accumulation_steps(optimizer: keras.optimizers.Optimizer) -> int:
@@ -321,36 +431,6 @@ def _decay(leaf: keras.optimizers.Optimizer, weight: Any, finite: Any) -> None:
     elif leaf.weight_decay is not None and leaf._use_weight_decay(weight):
         rate = ops.cast(leaf.learning_rate, "float32")
         leaf.assign_sub(weight, weight * leaf.weight_decay * rate)
-
-
-def check_can_release(optimizer: keras.optimizers.Optimizer) -> None:
-    """Checks that an optimizer can update each weight by itself.
-
-    Args:
-        optimizer: an optimizer, or several in one.
-
-    Raises:
-        ValueError: If it accumulates, clips by the norm of all gradients, or its class defines the update itself.
-    """
-    for leaf in leaves(optimizer):
-        name, refused = f"optimizer {leaf.name!r}", ""
-        if leaf.gradient_accumulation_steps:
-            refused = (
-                f"{name} has gradient_accumulation_steps={leaf.gradient_accumulation_steps}, and keeps the sum of each "
-                "gradient: leave out one of the two"
-            )
-        elif leaf.global_clipnorm:
-            refused = (
-                f"{name} has global_clipnorm={leaf.global_clipnorm:g}, which needs the norm of all gradients before "
-                "any weight is updated: clip each gradient by clipnorm or clipvalue"
-            )
-        elif package_of(type(leaf).update_step) != "keras":
-            refused = (
-                f"{name} is a {type(leaf).__name__} with its own update_step, which may write anything: use it without "
-                "release_gradients"
-            )
-        if refused:
-            raise ValueError(f"release_gradients=True updates each weight once its gradient is computed. {refused}")
 
 
 def key_of(leaf: keras.optimizers.Optimizer, variable: Any) -> Any:

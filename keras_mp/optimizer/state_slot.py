@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,6 @@ from keras import ops
 
 from keras_mp import backend
 from keras_mp.optimizer.stochastic_rounding import random_bits, round_to_bfloat16, round_to_float8
-from keras_mp.rebuild.optimizers import leaves
-from keras_mp.system.argument_checks import one_of
 
 engine = backend.engine_of(__package__)
 
@@ -35,36 +33,6 @@ STORED_AS = {"float32": "float32", "bfloat16": "bfloat16", "float8": "float8_e4m
 _LARGEST_E4M3 = 448.0  # Micikevicius et al. 2022, table 1
 _SMALLEST_E4M3 = 2.0**-9  # the smallest subnormal
 _SMALLEST_SCALE = 2.0**-126  # the smallest normal float32: a quotient by less may be infinite
-
-
-def check_state_dtype(state_dtype: Any) -> None:
-    """Checks the name of a format.
-
-    Raises:
-        ValueError: If it is not one of the three.
-    """
-    one_of("state_dtype", state_dtype, tuple(STORED_AS))
-
-
-def check_state_memory(state_memory: Any, releases: bool) -> None:
-    """Checks where slots are to lie.
-
-    Args:
-        state_memory: "device" or "host".
-        releases: Whether each weight is updated by itself.
-
-    Raises:
-        ValueError: If it is neither, or the host's memory cannot be used.
-    """
-    one_of("state_memory", state_memory, ("device", "host"))
-    if state_memory == "device":
-        return
-    if not releases:
-        raise ValueError(
-            "state_memory='host' fetches the slots of a weight when its gradient is there, and needs gradients that "
-            "are released: release_gradients=True"
-        )
-    engine.check_host_memory()
 
 
 def encode(x: Any, state_dtype: str, bits: Any = None, is_root: bool = False) -> tuple[Any, Any]:
@@ -300,53 +268,6 @@ def updating(
 
 
 # A bfloat16 weight whose update is computed in float32 and rounded once, so that small updates are not lost.
-
-
-def check_built(optimizer: keras.optimizers.Optimizer, state_dtype: str, state_memory: str = "device") -> None:
-    """Checks the slots of an optimizer that is built already.
-
-    Raises:
-        ValueError: If they are stored in another dtype or memory, or in bfloat16, as Keras makes them.
-    """
-    anew = "make a new one, for instance by type(optimizer).from_config(optimizer.get_config())"
-    for leaf in (leaf for leaf in leaves(optimizer) if leaf.built):
-        stored, memory = getattr(leaf, STATE_DTYPE, "float32"), getattr(leaf, STATE_MEMORY, "device")
-        if memory != state_memory:
-            raise ValueError(
-                f"state_memory={state_memory!r} needs an optimizer that is not built, and {leaf.name!r} has its slots "
-                f"in memory of the {memory} already: {anew}"
-            )
-        if stored != state_dtype:
-            raise ValueError(
-                f"state_dtype={state_dtype!r} needs an optimizer that is not built, and {leaf.name!r} has its slots in "
-                f"{stored} already: {anew}, or pass state_dtype={stored!r}"
-            )
-        narrow = next((variable for variable in leaf.variables if is_narrow(variable)), None)
-        if narrow is not None and not hasattr(leaf, SLOTS):
-            raise ValueError(
-                f"optimizer {leaf.name!r} is built already, and its {narrow.path!r} is in bfloat16, as Keras makes "
-                f"it; there small changes would be lost: {anew}"
-            )
-
-
-def check_weights(variables: Iterable[keras.Variable]) -> None:
-    """Checks that no weight is stored in float16.
-
-    Raises:
-        ValueError: If one is.
-    """
-    for variable in variables:
-        if keras.backend.standardize_dtype(variable.dtype) == "float16":
-            raise ValueError(
-                f"weight {variable.path!r} is stored in float16, whose steps are 6e-8 for all values below 6e-5, so "
-                "that small updates would be lost or mostly noise, and whose largest value is 65504: build the model "
-                "under 'mixed_float16', which keeps weights in float32, or under 'bfloat16'"
-            )
-
-
-def is_narrow(variable: Any) -> bool:
-    """Tells whether a weight is stored in bfloat16."""
-    return bool(keras.backend.standardize_dtype(variable.dtype) == "bfloat16")
 
 
 class WideWeight(StateSlot):

@@ -16,7 +16,7 @@ import numpy as np
 
 from keras_mp.backend.common.keras_patches import Make
 from keras_mp.backend.common.keras_private import in_stateless_scope, saving_lib
-from keras_mp.system.packages import package_of
+from keras_mp.rebuild.walk import package_of
 
 _COMPILED_FROM = 2**20
 """Bytes of a weight from which its initial values are worth a compilation."""

@@ -14,7 +14,7 @@ from keras_mp import backend
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.backend.common.keras_private import AutocastScope
 from keras_mp.rebuild.merged import Serves
-from keras_mp.rebuild.notes import quantization_trained_for
+from keras_mp.rebuild.walk import quantization_trained_for
 from keras_mp.stability.quantized_product import SavesLora, dequantized_weights
 
 # The float weights of each class that Keras quantizes, by their private attributes.

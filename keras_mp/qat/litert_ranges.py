@@ -16,8 +16,7 @@ import keras
 
 from keras_mp.backend.common.keras_private import get_keras_mask, operation_fn, set_keras_mask
 from keras_mp.rebuild.merged import is_adapted
-from keras_mp.rebuild.notes import FLOAT8, QAT, treatments_of
-from keras_mp.rebuild.walk import Config, calls_of, graph_of
+from keras_mp.rebuild.walk import FLOAT8, QAT, Config, calls_of, graph_of, treatments_of
 from keras_mp.stability.float32_layers import has_float_dtype
 from keras_mp.stability.sensitive import activation_of
 from keras_mp.treatment.change import ChangePlan, Planned

@@ -12,8 +12,7 @@ from keras_mp import backend
 from keras_mp.qat.keras_modes import WEIGHTS, QuantizationAware, quantized_twin
 from keras_mp.qat.litert_ranges import plan_litert, trained_for
 from keras_mp.rebuild.merged import merged_weights
-from keras_mp.rebuild.notes import FLOAT8, QAT, original_class, quantization_trained_for, treatments_of
-from keras_mp.rebuild.walk import Walk
+from keras_mp.rebuild.walk import FLOAT8, QAT, Walk, original_class, quantization_trained_for, treatments_of
 from keras_mp.system.argument_checks import one_of
 from keras_mp.treatment.change import ChangePlan, Planned
 from keras_mp.treatment.treated import Treatment, register_treatments

@@ -12,8 +12,7 @@ import numpy as np
 
 from keras_mp.qat.litert_ranges import trained_for
 from keras_mp.rebuild.compared import made_up_batches
-from keras_mp.rebuild.notes import QAT, quantization_trained_for, treatments_of
-from keras_mp.rebuild.walk import children_of, layers_by_path
+from keras_mp.rebuild.walk import QAT, children_of, layers_by_path, quantization_trained_for, treatments_of
 from keras_mp.treatment.change import change, check_built, shows_its_parts, undo
 from keras_mp.treatment.treated import untreat
 

@@ -11,9 +11,8 @@ import keras
 import numpy as np
 
 from keras_mp.backend.common.keras_private import functional_like_constructor
-from keras_mp.rebuild.walk import Config
+from keras_mp.rebuild.walk import LIBRARIES, Config, package_of
 from keras_mp.system.argument_checks import takes
-from keras_mp.system.packages import LIBRARIES, package_of
 
 REGISTERED_NAME = "keras_mp>ByArguments"
 # What Keras's base class writes into every config, whether or not the class's `__init__` takes it.

@@ -10,12 +10,12 @@ import keras
 import numpy as np
 
 from keras_mp.backend.common.keras_patches import wrapped_methods
-from keras_mp.rebuild.state import has_no_value
 from keras_mp.rebuild.walk import (
     RebuildError,
     children_of,
     compute_dtypes,
     has_no_call,
+    has_no_value,
     inputs_of,
     layers_by_path,
     map_shapes,

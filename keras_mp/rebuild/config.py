@@ -11,11 +11,18 @@ import keras
 
 from keras_mp.backend.common.keras_private import ObjectSharingScope, global_state
 from keras_mp.rebuild.arguments import by_arguments, configs_of_arguments, with_left_out
-from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.quantized_policies import maps_with_defaults
-from keras_mp.rebuild.state import value_on_host
-from keras_mp.rebuild.walk import Config, RebuildError, Rule, layers_by_path, with_self
-from keras_mp.system.packages import LIBRARIES, package_of
+from keras_mp.rebuild.walk import (
+    LIBRARIES,
+    Config,
+    RebuildError,
+    Rule,
+    layers_by_path,
+    package_of,
+    treatments_of,
+    value_on_host,
+    with_self,
+)
 
 
 class Rewrite(NamedTuple):

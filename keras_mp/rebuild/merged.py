@@ -11,14 +11,10 @@ import numpy as np
 from keras_mp import backend
 from keras_mp.backend.common.keras_private import dequantize_with_sz_map
 from keras_mp.rebuild.quantized_banks import quantized_banks
-from keras_mp.rebuild.quantized_policies import policy_of
+from keras_mp.rebuild.quantized_policies import CALIBRATED, LAYERS, policy_of
 
-# The modes of `quantize` that look at data.
-CALIBRATED = ("gptq", "awq")
 # The modes whose weights are known here.
 MODES = ("int8", "int4", *CALIBRATED)
-CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
-LAYERS = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding, *CONVOLUTIONS)
 
 # Attributes, private ones of kernels: what holds the weights, and the number of columns of those that are packed.
 _STORED = {"kernel": "_kernel", "embeddings": "_embeddings", "reverse_embeddings": "reverse_embeddings"}

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.rebuild.arguments import same
-from keras_mp.rebuild.state import copy_value
-from keras_mp.rebuild.walk import Config, with_self
+from keras_mp.rebuild.walk import Config, copy_value, with_self
 
 
 class Slot(NamedTuple):

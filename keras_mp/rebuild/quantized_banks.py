@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_mp import backend
-from keras_mp.rebuild.notes import notes_of
+from keras_mp.rebuild.walk import notes_of
 
 BITS = {"int8": 8, "int4": 4}
 # The rows that share a scale and a zero point, as Keras has it for int4.

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 
-from keras_mp.rebuild.notes import precision_of_layer
-from keras_mp.rebuild.walk import with_self
-from keras_mp.system.packages import LIBRARIES, package_of
+from keras_mp.rebuild.walk import LIBRARIES, package_of, precision_of_layer, with_self
 
 Policy = keras.dtype_policies.DTypePolicy
 PolicyMap = keras.dtype_policies.DTypePolicyMap
+# The modes of `quantize` that look at data.
+CALIBRATED = ("gptq", "awq")
+CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+LAYERS = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding, *CONVOLUTIONS)
 
 
 def policy_of(layer: keras.Layer) -> Any:
@@ -134,3 +136,51 @@ def source_of(layer: keras.Layer) -> str:
 
 def _source(compute_dtype: str, variable_dtype: str) -> str:
     return compute_dtype if compute_dtype == variable_dtype else f"mixed_{compute_dtype}"
+
+
+# How a layer is quantized, and its LoRA, given to another.
+
+
+def adaptation_of(layer: Any) -> dict[str, Any]:
+    """How a layer is quantized to integers, and its LoRA.
+
+    Empty of a layer with neither. A layer's own config shows less than all: not how the inputs are quantized, and
+    Keras's Dense reads no `lora_alpha`. No config of a model shows any of it where a layer's code creates the layer.
+    """
+    mode = getattr(layer, "quantization_mode", None)
+    adaptation: dict[str, Any] = {}
+    if mode is not None and mode != "float8":  # whose layers may become this kit's, or plain ones
+        names = ("quantization_config", "inputs_quantizer")
+        attributes = {name: getattr(layer, name) for name in names if hasattr(layer, name)}
+        adaptation |= {"mode": mode, "config": _quantization_config(layer), "attributes": attributes}
+    if isinstance(layer, LAYERS) and layer.lora_enabled:
+        adaptation |= {"rank": layer.lora_rank, "alpha": layer.lora_alpha}
+    return adaptation
+
+
+def adapt(layer: Any, adaptation: Mapping[str, Any]) -> None:
+    """Quantizes a layer and adds LoRA, as `adaptation_of` says."""
+    mode = adaptation.get("mode")
+    if mode is not None and layer.quantization_mode is None:
+        layer.quantize(mode, type_check=False, config=adaptation["config"])
+    if mode in CALIBRATED:
+        setattr(layer, f"is_{mode}_calibrated", True)
+        if hasattr(layer, "_kernel"):
+            del layer._kernel  # as Keras does once it has calibrated a layer
+    for name, value in adaptation.get("attributes", {}).items():
+        setattr(layer, name, value)
+    if "rank" in adaptation:
+        if not layer.lora_enabled:
+            layer.enable_lora(adaptation["rank"], lora_alpha=adaptation["alpha"])
+        layer.lora_alpha = adaptation["alpha"]
+
+
+def _quantization_config(layer: Any) -> Any:
+    """Config that a layer was quantized with."""
+    config, policy = getattr(layer, "quantization_config", None), policy_of(layer)
+    if config is None and hasattr(layer, "_int4_block_size"):  # private: without a config Keras makes groups of 128
+        return keras.quantizers.Int4QuantizationConfig(block_size=layer._int4_block_size or -1)
+    if config is None and policy.quantization_mode in CALIBRATED:
+        made = {"gptq": keras.quantizers.GPTQConfig, "awq": keras.quantizers.AWQConfig}[policy.quantization_mode]
+        return made(None, None, weight_bits=policy.weight_bits, group_size=policy.group_size)
+    return config

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 
-from keras_mp import backend
-from keras_mp.rebuild.merged import CALIBRATED, LAYERS, is_adapted, merged_weights, why_not_merged
-from keras_mp.rebuild.quantized_policies import policy_of
-from keras_mp.rebuild.walk import RebuildError, children_of, has_no_call, own_variables
+from keras_mp.rebuild.merged import is_adapted, merged_weights, why_not_merged
+from keras_mp.rebuild.quantized_policies import adapt, adaptation_of
+from keras_mp.rebuild.walk import (
+    RebuildError,
+    children_of,
+    copy_value,
+    has_no_call,
+    has_no_value,
+    is_overwritten,
+    own_variables,
+)
 
 # What `keras_mp.parallel.tensor_rules` leaves on a model, and no config holds.
 RULES = "tensor_rules"
-
-
 # What a KerasHub backbone keeps for save_lora_weights() and load_lora_weights(): places of layers, and the rank.
 _LORA_OF_KERASHUB = ("_lora_enabled_layers", "_lora_rank")
 
@@ -76,51 +80,6 @@ def carry_state(old: keras.Model, new: keras.Model, merge: bool = False) -> _Car
     return _Carried(variables, lost + fresh)
 
 
-def adaptation_of(layer: Any) -> dict[str, Any]:
-    """How a layer is quantized to integers, and its LoRA.
-
-    Empty of a layer with neither. A layer's own config shows less than all: not how the inputs are quantized, and
-    Keras's Dense reads no `lora_alpha`. No config of a model shows any of it where a layer's code creates the layer.
-    """
-    mode = getattr(layer, "quantization_mode", None)
-    adaptation: dict[str, Any] = {}
-    if mode is not None and mode != "float8":  # whose layers may become this kit's, or plain ones
-        names = ("quantization_config", "inputs_quantizer")
-        attributes = {name: getattr(layer, name) for name in names if hasattr(layer, name)}
-        adaptation |= {"mode": mode, "config": _quantization_config(layer), "attributes": attributes}
-    if isinstance(layer, LAYERS) and layer.lora_enabled:
-        adaptation |= {"rank": layer.lora_rank, "alpha": layer.lora_alpha}
-    return adaptation
-
-
-def adapt(layer: Any, adaptation: Mapping[str, Any]) -> None:
-    """Quantizes a layer and adds LoRA, as `adaptation_of` says."""
-    mode = adaptation.get("mode")
-    if mode is not None and layer.quantization_mode is None:
-        layer.quantize(mode, type_check=False, config=adaptation["config"])
-    if mode in CALIBRATED:
-        setattr(layer, f"is_{mode}_calibrated", True)
-        if hasattr(layer, "_kernel"):
-            del layer._kernel  # as Keras does once it has calibrated a layer
-    for name, value in adaptation.get("attributes", {}).items():
-        setattr(layer, name, value)
-    if "rank" in adaptation:
-        if not layer.lora_enabled:
-            layer.enable_lora(adaptation["rank"], lora_alpha=adaptation["alpha"])
-        layer.lora_alpha = adaptation["alpha"]
-
-
-def _quantization_config(layer: Any) -> Any:
-    """Config that a layer was quantized with."""
-    config, policy = getattr(layer, "quantization_config", None), policy_of(layer)
-    if config is None and hasattr(layer, "_int4_block_size"):  # private: without a config Keras makes groups of 128
-        return keras.quantizers.Int4QuantizationConfig(block_size=layer._int4_block_size or -1)
-    if config is None and policy.quantization_mode in CALIBRATED:
-        made = {"gptq": keras.quantizers.GPTQConfig, "awq": keras.quantizers.AWQConfig}[policy.quantization_mode]
-        return made(None, None, weight_bits=policy.weight_bits, group_size=policy.group_size)
-    return config
-
-
 def _merge_layer(path: str, old: Any, new: Any) -> list[tuple[keras.Variable, keras.Variable]]:
     """Gives a plain layer the merged weights of another."""
     wrong = why_not_merged(old)
@@ -147,12 +106,6 @@ def _build_as(old: keras.Layer, new: keras.Layer) -> bool:
     new._parent_path = old._parent_path  # private, and what Keras names weights by
     new.build_from_config(shapes)
     return len(own_variables(new)) == len(own_variables(old))
-
-
-def is_overwritten(variable: keras.Variable) -> bool:
-    """Tells whether a variable's "gradient" is its next value."""
-    # Keras marks scales and amax histories so; they mean nothing outside the FP8 layer that made them.
-    return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 def _pairs(
@@ -202,43 +155,6 @@ def _carry_layer(path: str, old: keras.Layer, new: keras.Layer) -> list[tuple[ke
             if any(Path(folder).iterdir()):
                 new.load_assets(folder)
     return pairs
-
-
-def copy_value(old: keras.Variable, new: keras.Variable) -> None:
-    if has_no_value(old):
-        return
-    # A real copy: on JAX assigning would share the buffer, which training one of the two models donates and deletes.
-    # By way of the host, because the two may lie on different devices.
-    new.assign(value_on_host(old))
-
-
-def widen(variable: keras.Variable) -> None:
-    """Makes a 16-bit variable float32, before it is compiled."""
-    if keras.backend.standardize_dtype(variable.dtype) in ("bfloat16", "float16"):
-        _store_as(variable, "float32")
-
-
-def narrow(variable: keras.Variable, dtype: str) -> None:
-    """Rounds a float32 variable to 16 bits in place, likewise."""
-    if keras.backend.standardize_dtype(variable.dtype) == "float32":
-        _store_as(variable, dtype)
-
-
-def _store_as(variable: keras.Variable, dtype: str) -> None:
-    # Private, as Keras has no way to change a variable's dtype, and its layer and its path are to stay.
-    value = None if has_no_value(variable) else keras.ops.cast(value_on_host(variable), dtype)
-    variable._dtype = dtype
-    if value is not None:
-        variable._initialize(value)
-
-
-def has_no_value(variable: keras.Variable) -> bool:
-    """Whether a variable has only a shape and a dtype."""
-    return variable._value is None  # private, because the public value would draw one
-
-
-def value_on_host(variable: keras.Variable) -> Any:
-    return np.array(backend.to_numpy(variable))
 
 
 def _pair_variables(olds: list[Any], news: list[Any]) -> list[tuple[Any, Any]]:

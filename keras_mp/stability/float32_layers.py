@@ -8,8 +8,7 @@ import keras
 
 from keras_mp import backend
 from keras_mp.backend.common.keras_private import AutocastScope, get_keras_mask, set_keras_mask
-from keras_mp.rebuild.notes import precision_of_layer
-from keras_mp.rebuild.walk import LOW_PRECISION, Config
+from keras_mp.rebuild.walk import LOW_PRECISION, Config, precision_of_layer
 from keras_mp.stability.accumulate import MASKED_SCORE, einsum_float32, last_axis
 from keras_mp.stability.quantized_product import dequantized_weights, keeps_float_inputs
 

@@ -9,8 +9,7 @@ import keras
 
 from keras_mp.backend.common.keras_patches import wrapped_methods
 from keras_mp.backend.common.keras_private import compute_output_spec
-from keras_mp.rebuild.notes import original_class
-from keras_mp.rebuild.walk import LOW_PRECISION, Walk, graph_of, has_no_call, map_shapes
+from keras_mp.rebuild.walk import LOW_PRECISION, Walk, graph_of, has_no_call, map_shapes, original_class
 
 # Layers whose softmax is a sublayer.
 ATTENTION_LAYERS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 
 from keras_mp import backend
-from keras_mp.rebuild.merged import CALIBRATED, dequantized, quantized_weights
-from keras_mp.rebuild.quantized_policies import logits_stop_gradients
+from keras_mp.rebuild.merged import dequantized, quantized_weights
+from keras_mp.rebuild.quantized_policies import CALIBRATED, logits_stop_gradients
 
 
 def keeps_float_inputs(layer: Any) -> bool:

@@ -12,14 +12,11 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_mp.rebuild.merged import CALIBRATED
-from keras_mp.rebuild.notes import original_class, treatments_of
-from keras_mp.rebuild.quantized_policies import group_count, logits_stop_gradients
-from keras_mp.rebuild.walk import LOW_PRECISION, Walk
+from keras_mp.rebuild.quantized_policies import CALIBRATED, group_count, logits_stop_gradients
+from keras_mp.rebuild.walk import LIBRARIES, LOW_PRECISION, Walk, original_class, package_of, treatments_of
 from keras_mp.stability.accumulate import SumsInFloat32
 from keras_mp.stability.float32_layers import RESULT_MIXINS, Float32Regularizer
 from keras_mp.stability.output_layers import ATTENTION_LAYERS, NORMALIZATIONS, calls_steps, output_layers, reached
-from keras_mp.system.packages import LIBRARIES, package_of
 from keras_mp.treatment.change import Planned
 
 # Which of Keras's layers add up many numbers in the dtype of their inputs: a sum that 16 bits cannot hold.
@@ -266,6 +263,22 @@ def _computes_plainly(layer: keras.Operation) -> bool:
     cls = original_class(layer)
     keras_own = next(base for base in RESULT_MIXINS if issubclass(cls, base))
     return cls.call is keras_own.call
+
+
+def attending(walk: Walk) -> list[Any]:
+    """Lists what calls `keras.ops.dot_product_attention`, layers and operations.
+
+    The model is saved and loaded for other machines, so these are the same on each; they ask for the chip when called.
+    """
+    return [part for part in [*walk.every, *walk.operations] if _calls_it(original_class(part))]
+
+
+@functools.cache
+def _calls_it(cls: type) -> bool:
+    functions = [
+        inspect.unwrap(value) for base in cls.__mro__ for value in vars(base).values() if inspect.isfunction(value)
+    ]
+    return any("dot_product_attention" in names_in(function.__code__) for function in functions)
 
 
 # Activations that need float32.

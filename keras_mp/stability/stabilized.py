@@ -9,17 +9,27 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_mp.rebuild.notes import FLOAT8, existing_notes, original_class
+from keras_mp import backend
+from keras_mp.backend.common.keras_private import compute_output_spec
 from keras_mp.rebuild.quantized_policies import (
     keep_statistics_as_computed,
     policy_of,
     to_compute_in_float32,
     with_source,
 )
-from keras_mp.rebuild.state import narrow, widen
-from keras_mp.rebuild.walk import own_variables
+from keras_mp.rebuild.walk import (
+    FLOAT8,
+    Walk,
+    existing_notes,
+    inputs_of,
+    narrow,
+    notes_of,
+    original_class,
+    own_variables,
+    widen,
+)
 from keras_mp.stability.accumulate import SumsInFloat32
-from keras_mp.stability.attention import ATTENTION, attending
+from keras_mp.stability.attention import ATTENTION, AttentionAsAsked
 from keras_mp.stability.float32_layers import (
     RESULT_MIXINS,
     SCORES_MIXINS,
@@ -32,7 +42,7 @@ from keras_mp.stability.float32_layers import (
     UnroundedArguments,
 )
 from keras_mp.stability.quantized_product import ExactGroups, StraightThroughLogits, TakesLora
-from keras_mp.stability.sensitive import ACTIVATION_ATTRIBUTES, find, float32_activation, plain_activation
+from keras_mp.stability.sensitive import ACTIVATION_ATTRIBUTES, attending, find, float32_activation, plain_activation
 from keras_mp.treatment.change import ChangePlan, Planned
 from keras_mp.treatment.treated import Treatment, register_treatments, treat
 from keras_mp.treatment.waiting import register_calls, waits
@@ -105,6 +115,27 @@ def plan_float32(plan: ChangePlan) -> list[Planned]:
         words = f"stabilize({plan.model.name!r}) could not change some layers: {'; '.join(missed)}"
         warnings.warn(words, stacklevel=3)
     return sensitive
+
+
+def attended_by(walk: Walk) -> dict[str, str]:
+    """Says what computes attention on a TPU, by path."""
+    parts = attending(walk)
+    if not parts or backend.traced_chip().platform != "tpu":
+        return {}
+    inputs = inputs_of(walk.model)
+    if inputs is not None and not any(x.dtype == "string" or None in x.shape[1:] for x in keras.tree.flatten(inputs)):
+        shapes = keras.tree.map_structure(lambda x: keras.KerasTensor((x.shape[0] or 1, *x.shape[1:]), x.dtype), inputs)
+        compute_output_spec(walk.model, shapes, training=False)  # in which layers note how they attend
+    paths = {id(layer): path for path, layer in walk.layers.items()}
+    return {paths.get(id(part), part.name): _told(part) for part in parts}
+
+
+def _told(part: Any) -> str:
+    if not isinstance(part, AttentionAsAsked):
+        return "Keras's attention, which on a TPU is causal where there is no mask, and does not scale scores"
+    notes = notes_of(part)
+    lengths = "Splash where lengths are multiples of 128, else the kit's own form"
+    return lengths if notes is None else notes.kept.get(ATTENTION, lengths)
 
 
 class _Before(NamedTuple):
@@ -227,7 +258,9 @@ _TREATMENTS = {
     "operation": Treatment(lambda original, names: Float32Operation),
     # Losses that the layer's own code adds, as float32.
     "losses": Treatment(lambda original, names: Float32Losses),
+    # On a TPU attention as it was asked for.
+    ATTENTION: Treatment(lambda original, names: AttentionAsAsked),
 }
 register_treatments(_TREATMENTS)
 register_calls({"stabilize": stabilize})
-STABILIZED = (*_TREATMENTS, ATTENTION)
+STABILIZED = tuple(_TREATMENTS)

@@ -1,20 +1,12 @@
-"""Packages: which one defines a class, their versions, and the commands that install what is missing."""
+"""Packages: their versions, and the commands that install what is missing."""
 
 from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 _HERE = Path(__file__).resolve().parents[2]
-# Keras and this kit: what is defined elsewhere is its user's, or another library's.
-LIBRARIES = ("keras", "keras_mp")
-
-
-def package_of(thing: Any) -> str:
-    """Names a class's or function's package, such as "keras"."""
-    return (thing.__module__ or "").partition(".")[0]
 
 
 def install_command(extra: str, *packages: str) -> str:

@@ -18,17 +18,16 @@ from keras_mp.fp8.selection import Decision, gains_from
 from keras_mp.lean.lean_model import lean_parts
 from keras_mp.qat.quantization_aware import decisions as quantization_decisions
 from keras_mp.qat.quantization_aware import mode_of
-from keras_mp.rebuild.notes import treatments_of
 from keras_mp.rebuild.quantized_banks import quantized_banks
-from keras_mp.rebuild.walk import Walk, check_is_model
+from keras_mp.rebuild.walk import Walk, check_is_model, treatments_of
 from keras_mp.reporting import remedies
 from keras_mp.reporting.answer import Sentence
 from keras_mp.reporting.report import Report
 from keras_mp.reporting.table import ColumnTable
 from keras_mp.reporting.text import listed, pattern_of, without_numbers
-from keras_mp.stability.attention import ATTENTION, attended_by
+from keras_mp.stability.attention import ATTENTION
 from keras_mp.stability.sensitive import find
-from keras_mp.stability.stabilized import STABILIZED
+from keras_mp.stability.stabilized import STABILIZED, attended_by
 from keras_mp.treatment.change import Planned, check_built
 from keras_mp.treatment.waiting import waiting
 

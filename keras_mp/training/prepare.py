@@ -21,16 +21,12 @@ from keras_mp.loss_scaling.loss_scale import NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.undone_step import ATOMIC, atomic_skip
 from keras_mp.loss_scaling.wrapping import wrap_optimizer
-from keras_mp.optimizer.inner_optimizer import check_unscaled
-from keras_mp.optimizer.state_slot import check_state_dtype, check_state_memory, is_narrow
+from keras_mp.optimizer.inner_optimizer import check_states, check_unscaled
 from keras_mp.precision.hardware import Support, choose_jit
-from keras_mp.rebuild.notes import original_class
 from keras_mp.rebuild.optimizers import compile_arguments as arguments_of
 from keras_mp.rebuild.optimizers import held_optimizers, unwrapped, without_default
-from keras_mp.rebuild.walk import LOW_PRECISION, Walk, check_is_model
-from keras_mp.reporting.text import listed
-from keras_mp.stability.attention import attended_by
-from keras_mp.stability.stabilized import plan_float32
+from keras_mp.rebuild.walk import LOW_PRECISION, Walk, check_is_model, is_narrow, original_class
+from keras_mp.stability.stabilized import attended_by, plan_float32
 from keras_mp.system.argument_checks import takes
 from keras_mp.treatment.change import ChangePlan, Planned
 from keras_mp.treatment.waiting import forget, register_calls, waits
@@ -134,8 +130,7 @@ def prepare(
             _check_settings(held, state_dtype, state_memory, release_gradients)
         else:
             check_unscaled("optimizer", held)
-    check_state_dtype(state_dtype or "float32")
-    check_state_memory(state_memory or "device", release_gradients)
+    check_states(state_dtype or "float32", state_memory or "device", release_gradients)
     metrics = list(metrics) if isinstance(metrics, tuple) else metrics
     arguments = _arguments(model, {"optimizer": optimizer, "loss": loss, "metrics": metrics, **compile_arguments})
     how: dict[str, Any] = {
@@ -358,9 +353,9 @@ def _told_after(walk: Walk, jit: Support) -> dict[str, str]:
 
 def _named(layers: Sequence[keras.layers.Layer]) -> str:
     """The names of layers, or where they are too long for a line, how many of each kind there are."""
-    names = [layer.name for layer in layers]
-    if len(", ".join(names)) < _WIDTH // 2:
-        return listed(names, _WIDTH, "layers")
+    names = " and ".join(layer.name for layer in layers)
+    if len(names) < _WIDTH // 2:
+        return names
     kinds = Counter(original_class(layer).__name__ for layer in layers)
     return f"{_layers(len(layers))} ({', '.join(f'{count} {kind}' for kind, count in kinds.most_common())})"
 

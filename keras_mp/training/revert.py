@@ -12,9 +12,8 @@ from keras_mp.loss_scaling.loss_scale import LossScale, NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.undone_step import ATOMIC
 from keras_mp.qat.litert_ranges import LITERT
-from keras_mp.rebuild.notes import FLOAT8, QAT
 from keras_mp.rebuild.optimizers import carry_slots, fresh_optimizer, leaves, optimizers_of, unwrapped
-from keras_mp.rebuild.walk import check_is_model
+from keras_mp.rebuild.walk import FLOAT8, QAT, check_is_model
 from keras_mp.stability.stabilized import STABILIZED
 from keras_mp.system.argument_checks import one_of
 from keras_mp.treatment.change import check_built, undo

@@ -14,7 +14,7 @@ from keras_mp.backend.common.keras_private import GLOBAL_SEED_GENERATOR, global_
 from keras_mp.loss_scaling.compiled_optimizer import scales_loss
 from keras_mp.optimizer.state_slot import StateSlot
 from keras_mp.rebuild.optimizers import Slot, optimizer_slots, unwrapped
-from keras_mp.rebuild.state import is_overwritten
+from keras_mp.rebuild.walk import is_overwritten
 from keras_mp.training.checkpoint_file import CheckpointError, Reader
 
 engine = backend.engine_of(__package__)

@@ -10,15 +10,19 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.backend.common.keras_private import Functional, functional_like_constructor
-from keras_mp.rebuild.notes import Notes, notes_of, original_class, treatments_of, write_notes
 from keras_mp.rebuild.optimizers import carry_slots, fresh_optimizer, move_exclusions, optimizers_of, unwrapped
 from keras_mp.rebuild.walk import (
     LOW_PRECISION,
+    Notes,
     Walk,
     calls_of,
     check_is_model,
     graph_of,
     is_built,
+    notes_of,
+    original_class,
+    treatments_of,
+    write_notes,
 )
 from keras_mp.treatment.treated import INSIDE, computes_wide, new_to, parts_of, treat, untreat
 

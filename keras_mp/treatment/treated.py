@@ -16,19 +16,29 @@ import keras
 from keras_mp.backend.common.keras_patches import restored_policy
 from keras_mp.backend.common.keras_private import functional_like_constructor, global_state
 from keras_mp.rebuild.arguments import by_arguments, hidden_arguments, with_hidden, with_left_out
-from keras_mp.rebuild.notes import (
+from keras_mp.rebuild.quantized_policies import (
+    adapt,
+    adaptation_of,
+    maps_with_defaults,
+    policy_of,
+    settle_policies,
+    with_source,
+)
+from keras_mp.rebuild.walk import (
+    LOW_PRECISION,
     Changed,
+    Config,
     Notes,
     Place,
+    children_of,
     existing_notes,
+    graph_of,
+    layers_below,
     notes_of,
     original_class,
     treatments_of,
     write_notes,
 )
-from keras_mp.rebuild.quantized_policies import maps_with_defaults, policy_of, settle_policies, with_source
-from keras_mp.rebuild.state import adapt, adaptation_of
-from keras_mp.rebuild.walk import LOW_PRECISION, Config, children_of, graph_of, layers_below
 
 # The treatment of a layer whose own code creates layers that have treatments.
 INSIDE = "inside"

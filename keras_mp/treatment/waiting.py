@@ -10,8 +10,7 @@ import keras
 
 from keras_mp import backend
 from keras_mp.backend.common.keras_private import compute_output_spec, get_stateless_scope, in_stateless_scope
-from keras_mp.rebuild.notes import treatments_of
-from keras_mp.rebuild.walk import check_is_model, children_of, has_no_call, is_built, with_self
+from keras_mp.rebuild.walk import check_is_model, children_of, has_no_call, is_built, treatments_of, with_self
 from keras_mp.treatment.treated import Treatment, register_treatments, treat, untreat
 
 WAITING = "waiting"

@@ -72,7 +72,7 @@ PLACES = {
         ("attention_as_asked", "_as_asked.dot_product_attention"), ANSWERED
     ),
     "keras_mp/stability/_tensorflow.py": {"einsum_float32": ANSWERED},
-    "keras_mp/stability/attention/__init__.py": {"attended_by": ANSWERED},
+    "keras_mp/stability/stabilized.py": {"attended_by": ANSWERED},
     "keras_mp/planner/compile/worker.py": {"_compile": NOT_TRACED},
 }
 LISTED_OF = {"keras": "3.15.1", "keras-hub": "0.32.0"}

@@ -14,8 +14,7 @@ from keras_mp.fp8.convert import decisions, without_float8
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.selection import decide, end_layers
 from keras_mp.layers import Float8Dense
-from keras_mp.rebuild.notes import treatments_of
-from keras_mp.rebuild.walk import Walk, layers_by_path
+from keras_mp.rebuild.walk import Walk, layers_by_path, treatments_of
 
 # Layers that a custom layer creates take the policy from here, as ever in Keras, also when a file is loaded.
 pytestmark = pytest.mark.usefixtures("mixed_bfloat16")

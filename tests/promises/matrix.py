@@ -18,8 +18,7 @@ from keras import ops
 
 import keras_mp
 from keras_mp.conversion.to_float32 import OWN_POLICY, merged_float32
-from keras_mp.rebuild.notes import notes_of
-from keras_mp.rebuild.walk import layers_by_path, operations_of
+from keras_mp.rebuild.walk import layers_by_path, notes_of, operations_of
 from keras_mp.stability.sensitive import sensitive_layers
 from keras_mp.stability.stabilized import STABILIZED
 from keras_mp.treatment.treated import INSIDE

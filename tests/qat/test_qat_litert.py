@@ -12,7 +12,7 @@ import keras_mp
 from keras_mp.export.litert_file import LiteRTFile
 from keras_mp.export.verification import ExportError
 from keras_mp.qat.litert_ranges import LITERT, plan, rescalable, round_weights
-from keras_mp.rebuild.notes import treatments_of
+from keras_mp.rebuild.walk import treatments_of
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 only_tensorflow = pytest.mark.skipif(not TENSORFLOW, reason="TensorFlow writes files; JAX goes its export's way")

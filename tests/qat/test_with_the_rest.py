@@ -13,8 +13,7 @@ import keras_mp
 import keras_mp.qat.quantized_model as qat_quantize
 from keras_mp.conversion.to_float32 import merged_float32
 from keras_mp.qat import quantization_aware
-from keras_mp.rebuild.notes import QAT, treatments_of
-from keras_mp.rebuild.walk import layers_by_path
+from keras_mp.rebuild.walk import QAT, layers_by_path, treatments_of
 
 pytestmark = pytest.mark.jax
 VOCABULARY, LENGTH = 40, 6

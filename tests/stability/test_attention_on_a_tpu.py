@@ -10,7 +10,7 @@ from keras import layers
 
 import keras_mp
 from keras_mp import backend
-from keras_mp.rebuild.notes import treatments_of
+from keras_mp.rebuild.walk import treatments_of
 from keras_mp.stability.attention import AttentionAsAsked
 
 engine = backend.engine_of("keras_mp.stability.attention")

@@ -15,7 +15,7 @@ pytest.importorskip("keras_hub")
 import causal_models
 from twins import twin
 
-from keras_mp.rebuild.notes import precision_of_layer
+from keras_mp.rebuild.walk import precision_of_layer
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 

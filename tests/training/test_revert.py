@@ -12,7 +12,7 @@ from promises.matrix import said
 from twins import twin
 
 import keras_mp
-from keras_mp.rebuild.notes import notes_of, original_class
+from keras_mp.rebuild.walk import notes_of, original_class
 
 everything = {"select": lambda path, layer: True}
 

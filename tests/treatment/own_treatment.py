@@ -2,7 +2,7 @@
 
 from keras import ops
 
-from keras_mp.rebuild.notes import treatments_of
+from keras_mp.rebuild.walk import treatments_of
 from keras_mp.treatment.change import change
 from keras_mp.treatment.treated import Treatment, register_treatments
 

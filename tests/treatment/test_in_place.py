@@ -13,8 +13,7 @@ from keras import layers
 from twins import twin
 
 import keras_mp
-from keras_mp.rebuild.notes import notes_of, treatments_of
-from keras_mp.rebuild.walk import layers_by_path
+from keras_mp.rebuild.walk import layers_by_path, notes_of, treatments_of
 from keras_mp.treatment.treated import Treatment, register_treatments, treat
 
 JAX = keras.backend.backend() == "jax"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from own_treatment import clip
 
-from keras_mp.rebuild.notes import treatments_of
+from keras_mp.rebuild.walk import treatments_of
 from keras_mp.treatment.change import undo
 
 pytestmark = pytest.mark.jax
