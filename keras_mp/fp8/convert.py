@@ -170,43 +170,47 @@ def convert(
         >>> model.get_layer("inner").scaling
         Scalings.named('delayed')
     """
-    scaling = _checked(scaling, select, target, batch_size)
-    if not waits(model, "convert", scaling=scaling, select=select, target=target, batch_size=batch_size):
-        plan_products(plan := ChangePlan(model), scaling, select, target, batch_size)
+    arguments = checked_arguments(scaling, select, target, batch_size)
+    if not waits(model, "convert", **arguments):
+        plan_products(plan := ChangePlan(model), **arguments)
         plan.apply()
     return model
 
 
-def _checked(scaling: Any, select: Select | None, target: str | None, batch_size: int) -> Any:
-    """Refuses arguments of `convert`; returns the scaling, not its name."""
+def checked_arguments(
+    scaling: Any = None, select: Select | None = None, target: str | None = None, batch_size: int = 8
+) -> dict[str, Any]:
+    """Checks arguments of `convert`; returns them with the scaling itself."""
     if select is not None and not callable(select):
         raise TypeError(f"select={select!r} must be a function select(path, layer) that returns a bool")
     if trains_quantized(scaling):
         if target is not None:
             raise ValueError(f"target={target!r} chooses layers for FP8 products: leave it out with {scaling!r}")
-        return scaling
-    if select is not None and target is not None:
+    elif select is not None and target is not None:
         raise ValueError(f"target={target!r} chooses the layers, and so does select: give one of the two")
-    _target(target, batch_size, scalings := get_scalings(scaling))
-    return None if scaling is None else scalings
+    elif scaling is not None:
+        scaling = get_scalings(scaling)
+    return {
+        "scaling": scaling,
+        "select": select,
+        "target": target,
+        "batch_size": whole_number("batch_size", batch_size),
+    }
 
 
-def plan_products(
-    plan: ChangePlan, scaling: Any = None, select: Select | None = None, target: str | None = None, batch_size: int = 8
-) -> None:
-    """Plans what `convert` does."""
-    given = _checked(scaling, select, target, batch_size)
-    if trains_quantized(given):
-        call(plan, QAT, mode=given, select=select)
+def plan_products(plan: ChangePlan, scaling: Any, select: Select | None, target: str | None, batch_size: int) -> None:
+    """Plans what `convert` does, given its checked arguments."""
+    if trains_quantized(scaling):
+        call(plan, QAT, mode=scaling, select=select)
         return
-    scalings = get_scalings(given)
-    decisions = decide(plan, select, _target(target, batch_size, scalings))
+    scalings = get_scalings(scaling)
+    decisions = decide(plan, select, None if target is None else Target(target, batch_size, scalings))
     chosen = [decision for decision in decisions if decision.float8]
     changed = [
         decision
         for decision in chosen
         if isinstance(decision.layer, Float8Layer)
-        and given not in (None, decision.layer.scaling)
+        and scaling not in (None, decision.layer.scaling)
         and (select is None or select(decision.path, decision.layer))
     ]
     rescaled = _told(changed, scalings) if changed else ""
@@ -277,12 +281,9 @@ def decisions(
     Raises:
         ValueError: As for `convert`; also if the model does not say how many rows a layer's inputs have.
     """
-    return decide(Walk(model), select, _target(target, batch_size, get_scalings(scaling)))
-
-
-def _target(name: str | None, batch_size: int, scalings: Scalings) -> Target | None:
-    batch_size = whole_number("batch_size", batch_size)
-    return None if name is None else Target(name, batch_size, scalings)
+    whole_number("batch_size", batch_size)
+    scalings = get_scalings(scaling)
+    return decide(Walk(model), select, None if target is None else Target(target, batch_size, scalings))
 
 
 def _told(changed: list[Decision], scalings: Scalings) -> str:

@@ -24,16 +24,11 @@ def atomic_step(
     """Makes a step; if skipped, undoes what else it changed.
 
     Args:
-        model: a compiled Keras model.
-        train_step: the step, from a batch to the logs.
         skips: the number of skipped steps in all of each optimizer.
         variables: the variables to put back.
         results: a function that makes the logs of the step's own and of whether it was skipped, after the metrics were
             put back.
         state: the arguments of the step: (batch,).
-
-    Returns:
-        The logs, metrics in them as they are after the step.
     """
     del model
     before = [tf.identity(variable.value) for variable in variables]

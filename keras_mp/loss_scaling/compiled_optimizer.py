@@ -136,12 +136,8 @@ def compiled_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
 def check_untrained(model: keras.Model, function: str, instead: str) -> None:
     """Checks that a compiled model's optimizer has made no update.
 
-    Args:
-        function: the name of the function that is to exchange its optimizer, for the message.
-        instead: the other thing to do, for the message.
-
     Raises:
-        ValueError: If it has made one.
+        ValueError: If it has made one: `function` would exchange it, and `instead` is what else to do.
     """
     optimizer = compiled_optimizer(model)
     iterations = getattr(optimizer, "_iterations", None)  # `iterations` divides it by the steps of an accumulation

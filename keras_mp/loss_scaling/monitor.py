@@ -62,12 +62,7 @@ class PrecisionMonitor(keras.callbacks.Callback):
     supports_multiprocess = True
 
     def __init__(
-        self,
-        max_consecutive_skips: int = 20,
-        on_limit: str = "warn",
-        *,
-        measure_gradients: bool = True,
-        every: int = 1,
+        self, max_consecutive_skips: int = 20, on_limit: str = "warn", *, measure_gradients: bool = True, every: int = 1
     ) -> None:
         super().__init__()
         one_of("on_limit", on_limit, ("warn", "raise"))
@@ -91,10 +86,8 @@ class PrecisionMonitor(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Notes where the scale starts."""
         if not self._watched:
-            print(
-                "PrecisionMonitor: nothing scales the loss, and no step is skipped: loss_scale is 1, and gradients are "
-                "not measured"
-            )
+            what = "loss_scale is 1, and gradients are not measured"
+            print(f"PrecisionMonitor: nothing scales the loss, and no step is skipped: {what}")
         needless = "float16" not in (dtypes := compute_dtypes(self.model)) and "bfloat16" in dtypes
         for watched in self._watched:
             if needless:
@@ -146,8 +139,9 @@ class PrecisionMonitor(keras.callbacks.Callback):
 
     def _judge(self, watched: _Watched, now: dict[str, Any]) -> None:
         skips = int(watched.optimizer.consecutive_skips.numpy())
-        if skips and watched.is_lowest(watched.previous["loss_scale"]) and not watched.failed:
-            self._fail(watched, watched.failure, stop=False)
+        failure = watched.failure_at(watched.previous["loss_scale"])
+        if skips and failure and not watched.failed:
+            self._fail(watched, failure, stop=False)
         too_many = skips >= self.max_consecutive_skips
         if too_many and not watched.at_limit:
             scale = now["loss_scale"]
@@ -169,11 +163,7 @@ class PrecisionMonitor(keras.callbacks.Callback):
 
 
 class _Watched:
-    """An optimizer, and what was read of it.
-
-    Args:
-        name: the name that it has among several; "" where it is the only one.
-    """
+    """An optimizer, "" if alone, and what was read of it."""
 
     def __init__(self, name: str, optimizer: LossScaleOptimizer) -> None:
         self.optimizer = optimizer
@@ -183,17 +173,12 @@ class _Watched:
         self.previous: dict[str, Any] = {}
         self.failed = self.at_limit = False
 
-    def is_lowest(self, scale: float) -> bool:
-        """Whether an overflow does not lower a scale."""
-        loss_scale = self.optimizer.loss_scale
-        return not isinstance(loss_scale, LossScale) or scale == loss_scale.min_scale
-
-    @property
-    def failure(self) -> str:
-        """Describes an overflow that does not lower the scale."""
+    def failure_at(self, scale: float) -> str:
+        """Describes an overflow that does not lower the scale, or ""."""
         loss_scale = self.optimizer.loss_scale
         if isinstance(loss_scale, LossScale):
-            return f"a step overflowed while the loss scale was at its floor, {loss_scale.min_scale:g}"
+            at_floor = f"a step overflowed while the loss scale was at its floor, {scale:g}"
+            return at_floor if scale == loss_scale.min_scale else ""
         if isinstance(loss_scale, NoLossScale):
             kept = "its weight stayed as it was" if self.optimizer.release_gradients else "the step was skipped"
             return f"a gradient was not finite, {kept}, and nothing scales the loss"

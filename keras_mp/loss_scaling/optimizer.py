@@ -27,12 +27,7 @@ engine = backend.engine_of(__package__)
 updates = backend.engine_of("keras_mp.optimizer")
 
 _SETTINGS = tuple(LossScale().get_config())
-_DEFAULTS = {
-    "state_dtype": "float32",
-    "state_memory": "device",
-    "rounding_seed": 0,
-    "release_gradients": False,
-}
+_DEFAULTS = {"state_dtype": "float32", "state_memory": "device", "rounding_seed": 0, "release_gradients": False}
 _SMALLEST_NORMAL_FLOAT16 = 2.0**-14  # IEEE 754 binary16
 
 
@@ -203,8 +198,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             trainable_variables: the variables, those that the optimizer was built with by default.
 
         Returns:
-            The gradients of the loss, 16-bit ones in float32. Those of variables that are marked
-            `overwrite_with_gradient` are left as they are.
+            The gradients of the loss, 16-bit ones in float32; values that overwrite a variable as they are.
         """
         variables = self._variables_for(grads, trainable_variables)
         return gradients.multiply((grads, self._inverse_scale()), variables)
@@ -395,14 +389,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     @property
     def state(self) -> LossScaleState:
         """Variables of the loss scale, moved by skipped steps, too."""
-        variables = (
-            self.dynamic_scale,
-            self.step_counter,
-            self._hysteresis_left,
-            self.consecutive_skips,
-            self.skipped_steps,
-        )
-        return LossScaleState(*variables)
+        left = self._hysteresis_left
+        return LossScaleState(self.dynamic_scale, self.step_counter, left, self.consecutive_skips, self.skipped_steps)
 
     def _move_scale(self, finite: Any) -> None:
         before = LossScaleState(*map(ops.convert_to_tensor, self.state))
@@ -414,20 +402,14 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def _accumulate_or_update(self, grads: list[Any], variables: list[keras.Variable]) -> None:
         micro_batch = leaves(self.inner_optimizer)[0]._iterations % self._accumulation_steps
         grads = [gradient if gradient is None else backend.dense(gradient) for gradient in grads]
-        gradients.add_to_sums(grads, self._sums_of(variables), variables, ops.equal(micro_batch, 0))
+        sums = [self._sums[self._get_variable_index(variable)] for variable in variables]
+        gradients.add_to_sums(grads, sums, variables, ops.equal(micro_batch, 0))
         self._if(
             ops.equal(micro_batch, self._accumulation_steps - 1),
-            partial(self._update_with_mean, variables=variables),
+            lambda grads: self._update(gradients.means_of(sums, grads, variables, self._accumulation_steps), variables),
             lambda _: inner.count_step(self.inner_optimizer),
             grads,
         )
-
-    def _update_with_mean(self, grads: list[Any], variables: list[keras.Variable]) -> None:
-        means = gradients.means_of(self._sums_of(variables), grads, variables, self._accumulation_steps)
-        self._update(means, variables)
-
-    def _sums_of(self, variables: list[keras.Variable]) -> list[Any]:
-        return [self._sums[self._get_variable_index(variable)] for variable in variables]
 
     def _update(self, grads: list[Any], variables: list[keras.Variable]) -> None:
         grads = gradients.sum_over_replicas(grads, variables)

@@ -98,12 +98,6 @@ def wrap_optimizer(
     return optimizer
 
 
-# Where a Keras optimizer by itself makes another step than inside `LossScaleOptimizer`, from the same gradients.
-#
-# sparse gradients   Keras squares, or clips, each occurrence of a row by itself; we sum the occurrences first
-# accumulation       Keras averages (use_ema) and constrains weights at each micro-batch, we at each applied step; and
-#                    on JAX it chooses between old and new weights and slots, for which XLA keeps both
-
 # Their updates are linear in the gradient, or need its sum only: rows that occur twice are summed on the way.
 _SUMMING = (keras.optimizers.SGD.update_step, keras.optimizers.Lion.update_step)
 
@@ -111,9 +105,7 @@ _SUMMING = (keras.optimizers.SGD.update_step, keras.optimizers.Lion.update_step)
 def is_better_wrapped(optimizer: keras.optimizers.Optimizer, walk: Walk) -> bool:
     """Tells whether an optimizer by itself makes another, larger step.
 
-    Args:
-        optimizer: a Keras optimizer that does not scale the loss.
-        walk: the walk over the model it is to train; of one that is not built only the kinds of its layers are known.
+    Of a model that is not built only the kinds of its layers are known.
     """
     # Several that accumulate over different numbers of steps cannot be wrapped at all.
     if len({leaf.gradient_accumulation_steps for leaf in leaves(optimizer)}) > 1:

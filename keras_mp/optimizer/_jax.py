@@ -145,8 +145,7 @@ def check_host_memory() -> None:
 def keep_on_host(variable: keras.Variable) -> None:
     """Moves a variable, and later values, to the host's memory.
 
-    Args:
-        variable: A Keras variable, whose values a step then reads by `fetched` and assigns by `stored`.
+    A step then reads its values by `fetched` and assigns them by `stored`.
     """
     layout = getattr(variable._layout, "backend_layout", variable._layout)
     if layout is None:

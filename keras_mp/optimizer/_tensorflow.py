@@ -50,13 +50,11 @@ def conditional(
     Args:
         condition: a boolean tensor of shape (), the same on every replica.
         then: a function that is called with the argument, in a replica context, where the condition is true.
-        otherwise: a function that is called with the argument, in a replica context, where the condition is false;
-            None for none.
+        otherwise: the function that is called so where it is false, or None.
         argument: a structure of tensors, of this replica.
         variables: the variables that either may change; JAX needs to know them.
-        prepare: a function that is applied to the argument before `then` takes it. It is applied before the branch:
-            within, XLA would make it part of a clipping norm, whose sum would then be rounded otherwise than without
-            it.
+        prepare: a function of the argument before `then` takes it. It is applied before the branch: within, XLA would
+            make it part of a clipping norm, whose sum would then be rounded otherwise than without it.
     """
     del variables
     if prepare is not None:
@@ -89,14 +87,7 @@ def update_if(
     In a step jitted for an accelerator the update is made in any case, and a variable takes its new value or its old
     one within the same kernel. Behind a condition all gradients would wait in memory in float32, and a GPU would stop
     to ask its host which branch to run. A clipping norm may then be rounded otherwise than without the condition, so a
-    CPU, which gains nothing, has the condition.
-
-    Args:
-        condition: a boolean tensor of shape (), the same on every replica.
-        update: a function that is called with the argument, in a replica context.
-        argument: a structure of tensors, of this replica.
-        variables: the variables that it may change.
-        prepare: a function that is applied to the argument before.
+    CPU, which gains nothing, has the condition. The arguments are those of `conditional`.
     """
     if not _is_jitted_for_an_accelerator():
         conditional(condition, update, None, argument, variables, prepare)
@@ -108,12 +99,7 @@ def update_if(
 
 
 def overwrite(variables: list[keras.Variable], values: list[Any]) -> None:
-    """Assigns variables, on each replica, that replica's values.
-
-    Args:
-        variables: Keras variables.
-        values: a tensor, or another Keras variable, for each.
-    """
+    """Assigns each replica its own tensor, or another variable's value."""
     values = [value.value if isinstance(value, keras.Variable) else value for value in values]
 
     # Not variable.assign, which takes the mean over the replicas, and three times a third is not always the whole.
@@ -140,14 +126,7 @@ def replica_count() -> int:
 
 
 def any_replica(flag: Any) -> Any:
-    """Tells whether a flag is true on any replica.
-
-    Args:
-        flag: a boolean tensor of shape (), of this replica, in whose context it is called.
-
-    Returns:
-        A boolean tensor of shape (), the same on every replica.
-    """
+    """Tells each replica whether a flag is true on any."""
     if replica_count() == 1:
         return flag
     # tf.distribute reduces by sum and mean only.

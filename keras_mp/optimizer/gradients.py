@@ -35,11 +35,7 @@ def as_tensors(grads: list[Any]) -> list[Any]:
 
 
 def all_finite(grads: list[Any]) -> Any:
-    """Tells whether every value is finite, on this replica.
-
-    Returns:
-        A boolean tensor of shape ().
-    """
+    """Tells whether every value is finite, on this replica."""
     values = [backend.values_of(gradient) for gradient in as_tensors(grads) if gradient is not None]
     return engine.all_finite(values) if values else ops.convert_to_tensor(True)
 
@@ -52,12 +48,10 @@ def is_finite(gradient: Any) -> Any:
 def multiply(factors: tuple[list[Any], Any], variables: list[keras.Variable]) -> list[Any]:
     """Multiplies gradients by a number, in float32 or more.
 
+    Values that overwrite a variable are left as they are.
+
     Args:
         factors: the gradients, and a tensor of shape (), or None for 1.
-        variables: the variables of the gradients; the values that overwrite one are left as they are.
-
-    Returns:
-        The products, 16-bit gradients in float32.
     """
     grads, factor = factors
 
@@ -72,15 +66,7 @@ def multiply(factors: tuple[list[Any], Any], variables: list[keras.Variable]) ->
 
 
 def sum_over_replicas(grads: list[Any], variables: list[keras.Variable]) -> list[Any]:
-    """Sums gradients over replicas; of overwriting values, the largest.
-
-    Args:
-        grads: the gradients of this replica.
-        variables: the variables of the gradients.
-
-    Returns:
-        The gradients of all replicas.
-    """
+    """Sums gradients over replicas; of overwriting values, the largest."""
     own = _without_overwritten(grads, variables)
     dtype = engine.reduce_dtype()
     narrow = [
@@ -133,11 +119,7 @@ def _without_overwritten(grads: list[Any], variables: list[keras.Variable]) -> l
 
 
 def empty_sums(variables: list[keras.Variable]) -> list[Any]:
-    """Creates the sums, in float32 or more.
-
-    Returns:
-        A Keras variable for each, all zero.
-    """
+    """Creates the sums, all zero, in float32 or more."""
     return [
         # "on_read": each replica has a sum of its own, and a checkpoint holds that of all.
         keras.Variable(
@@ -160,7 +142,6 @@ def add_to_sums(grads: list[Any], sums: list[Any], variables: list[keras.Variabl
 
     Args:
         grads: a gradient for each variable, or None; dense.
-        sums: the sum for each variable.
         is_first: a boolean tensor of shape (): whether the sums begin with this micro-batch.
     """
     for new, total, variable in zip(grads, sums, variables, strict=True):
@@ -171,15 +152,10 @@ def add_to_sums(grads: list[Any], sums: list[Any], variables: list[keras.Variabl
 
 
 def means_of(sums: list[Any], grads: list[Any], variables: list[keras.Variable], steps: int) -> list[Any]:
-    """Takes the mean over the micro-batches.
+    """Takes the mean over the micro-batches; of overwriting values, the largest.
 
     Args:
-        sums: the sum for each variable.
         grads: the gradients of the last micro-batch, of which None says that a variable has none.
-        steps: the number of micro-batches.
-
-    Returns:
-        The mean gradients; of what overwrites a variable the largest values.
     """
     return [
         None if gradient is None else ops.convert_to_tensor(total) / (1 if is_overwritten(variable) else steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -28,13 +28,7 @@ def build_inner(
     state_dtype: str,
     state_memory: str,
 ) -> None:
-    """Builds an optimizer without its own sums of gradients.
-
-    Args:
-        variables: the model's trainable variables.
-        state_dtype: the dtype that its slots are stored in: "float32", "bfloat16" or "float8".
-        state_memory: the place of those slots, "device" or "host".
-    """
+    """Builds an optimizer without its own sums of gradients."""
     # The weights come first: they may be rounded with words of their own.
     numbers = itertools.count(len(variables))
     with ExitStack() as stack:
@@ -43,7 +37,7 @@ def build_inner(
         def enter(leaf: keras.optimizers.Optimizer) -> None:
             if id(leaf) not in entered:
                 entered.add(id(leaf))
-                stack.enter_context(_building(leaf, state_dtype, state_memory, numbers))
+                stack.enter_context(_creating(leaf, state_dtype, state_memory, numbers))
 
         for leaf in leaves(optimizer):
             enter(leaf)
@@ -51,18 +45,6 @@ def build_inner(
         optimizer.build(variables)
     for saved in (optimizer, *leaves(optimizer)) if state_dtype != "float32" else ():
         load_with_dtypes(saved)
-
-
-@contextmanager
-def _building(
-    leaf: keras.optimizers.Optimizer, state_dtype: str, state_memory: str, numbers: Iterator[int]
-) -> Iterator[None]:
-    steps, leaf.gradient_accumulation_steps = leaf.gradient_accumulation_steps, None
-    try:
-        with creating(leaf, state_dtype, numbers, state_memory):
-            yield
-    finally:
-        leaf.gradient_accumulation_steps = steps
 
 
 @contextmanager
@@ -77,14 +59,8 @@ def _telling_of_leaves(optimizer: keras.optimizers.Optimizer, enter: Callable[[A
             enter(leaf)
         return leaf
 
-    if choose is None:
+    with nullcontext() if choose is None else _replaced(optimizer, "_optimizer_map", choosing):
         yield
-        return
-    vars(optimizer)["_optimizer_map"] = choosing
-    try:
-        yield
-    finally:
-        vars(optimizer)["_optimizer_map"] = choose
 
 
 # Which slots of an optimizer are stored in fewer bits, and how they are made when Keras builds it.
@@ -112,16 +88,14 @@ _SQUARES = {
 
 
 @contextmanager
-def creating(
-    optimizer: keras.optimizers.Optimizer, state_dtype: str, numbers: Iterator[int], state_memory: str = "device"
+def _creating(
+    optimizer: keras.optimizers.Optimizer, state_dtype: str, state_memory: str, numbers: Iterator[int]
 ) -> Iterator[None]:
-    """Scope in which an optimizer makes `StateSlot`s.
+    """Scope in which an optimizer makes `StateSlot`s, and no sums.
 
     Args:
         optimizer: an optimizer that is not built, and holds slots itself.
-        state_dtype: "float8", "bfloat16" or "float32".
         numbers: the indices of slots, each of which is used once.
-        state_memory: the place of those slots, "device" or "host".
     """
     as_keras_does = (state_dtype, state_memory) == ("float32", "device")
     slots: dict[int, list[StateSlot]] = {}
@@ -140,7 +114,10 @@ def creating(
         slots.setdefault(id(reference_variable), []).append(slot)
         return slot
 
-    with _replaced(optimizer, "add_variable", add_wide), _replaced(optimizer, "add_variable_from_reference", add):
+    replaced = {"gradient_accumulation_steps": None, "add_variable": add_wide, "add_variable_from_reference": add}
+    with ExitStack() as stack:
+        for name, value in replaced.items():
+            stack.enter_context(_replaced(optimizer, name, value))
         yield
     stored = {id(variable) for made in slots.values() for slot in made for variable in slot.variables}
     for variable in optimizer.variables:
@@ -162,13 +139,7 @@ def slots_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> tuple[Stat
 
 
 def is_small(optimizer: keras.optimizers.Optimizer, slot: str, weight: Any) -> bool:
-    """Tells whether a slot is stored in fewer bits.
-
-    Args:
-        optimizer: the optimizer whose slot it is.
-        slot: the optimizer's name for the slot, such as "momentum".
-        weight: the variable that it belongs to.
-    """
+    """Tells whether a slot, by name, has fewer bits."""
     shape = tuple(weight.shape)
     if len(shape) < 2 or math.prod(shape) < SMALLEST or shape[-1] < 2:
         return False
@@ -217,13 +188,14 @@ def _slot_maker(
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replaces a method of an object for a while."""
-    before = vars(owner).get(name)
+    """Replaces an attribute of an object for a while."""
+    nothing = object()
+    before = vars(owner).get(name, nothing)
     vars(owner)[name] = value
     try:
         yield
     finally:
-        if before is None:
+        if before is nothing:
             del vars(owner)[name]
         else:
             vars(owner)[name] = before
@@ -240,16 +212,13 @@ def with_dtypes(store: Mapping[str, Any], variables: Sequence[keras.Variable]) -
     Args:
         store: arrays by the number of their variable.
 
-    Returns:
-        The arrays, by the same numbers.
-
     Raises:
         ValueError: If the file was written with another state_dtype: its numbers would be read as others, such as
             Adam's second moment as its square root.
     """
-    numbers = list(store.keys())  # Keras's store is no mapping that can be iterated over
     by_number = {str(number): variable for number, variable in enumerate(variables)}
-    return {number: _with_dtype(np.asarray(store[number]), by_number.get(number)) for number in numbers}
+    # Keras's store is no mapping that can be iterated over.
+    return {number: _with_dtype(np.asarray(store[number]), by_number.get(number)) for number in list(store.keys())}
 
 
 def load_with_dtypes(optimizer: keras.optimizers.Optimizer) -> None:
@@ -275,6 +244,4 @@ def _with_dtype(array: np.ndarray, variable: keras.Variable | None) -> np.ndarra
         )
     if size is None or array.dtype.name == dtype:
         return array
-    import ml_dtypes  # comes with TensorFlow and with JAX
-
-    return array.view(getattr(ml_dtypes, dtype))
+    return array.view(dtype)

@@ -71,8 +71,6 @@ def check_states(state_dtype: Any, state_memory: Any, releases: bool) -> None:
     """Checks how slots are to be stored, and where.
 
     Args:
-        state_dtype: "float32", "bfloat16" or "float8".
-        state_memory: "device" or "host".
         releases: Whether each weight is updated by itself.
 
     Raises:
@@ -134,9 +132,6 @@ def check_weights(variables: Iterable[keras.Variable]) -> None:
 def check_can_release(optimizer: keras.optimizers.Optimizer) -> None:
     """Checks that an optimizer can update each weight by itself.
 
-    Args:
-        optimizer: an optimizer, or several in one.
-
     Raises:
         ValueError: If it accumulates, clips by the norm of all gradients, or its class defines the update itself.
     """
@@ -165,10 +160,7 @@ def check_can_release(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def accumulation_steps(optimizer: keras.optimizers.Optimizer) -> int:
-    """Returns how many micro-batches an optimizer accumulates.
-
-    Returns:
-        Its `gradient_accumulation_steps`, 1 for None.
+    """Counts the micro-batches that an optimizer accumulates.
 
     Raises:
         ValueError: If several inner optimizers accumulate over different numbers of steps.
@@ -199,9 +191,7 @@ def apply(
 
     Args:
         grads: the mean gradients of the micro-batches, summed over all replicas.
-        variables: the variables of the gradients.
         changing: all variables that a step may change.
-        how: the rounding of values, and whether gradients are released.
     """
     replacements = {
         "_overwrite_variables_directly_with_gradients": partial(_overwrite_with_gradients, how.releases),
@@ -231,11 +221,7 @@ def apply(
 
 
 def finalize(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]) -> None:
-    """Sets variables to the moving averages of an optimizer.
-
-    Args:
-        variables: the model's trainable variables.
-    """
+    """Sets variables to the moving averages of an optimizer."""
     name = "_model_variables_moving_average"
     for leaf in leaves(optimizer):
         if not leaf.use_ema:
@@ -334,13 +320,7 @@ class Update(NamedTuple):
 def update_step(
     leaf: keras.optimizers.Optimizer, how: Update, gradient: Any, variable: Any, learning_rate: Any
 ) -> None:
-    """Takes the place of an optimizer's own `update_step`.
-
-    Args:
-        leaf: The optimizer.
-        how: the settings of the update.
-        gradient, variable, learning_rate: the three arguments that Keras passes.
-    """
+    """Takes the place of an optimizer's own `update_step`."""
     finite = None
     if how.releases:
         finite, gradient = is_finite(gradient), leaf._clip_gradients([gradient])[0]

@@ -60,15 +60,7 @@ def encode(x: Any, state_dtype: str, bits: Any = None, is_root: bool = False) ->
 
 
 def decode(values: Any, scale: Any = None) -> Any:
-    """Reads what is stored.
-
-    Args:
-        values: the result of `encode`.
-        scale: the scale of the values, None in bfloat16.
-
-    Returns:
-        A float32 tensor of the shape of the values.
-    """
+    """Reads the result of `encode` as float32."""
     values = ops.cast(values, "float32")
     return values if scale is None else values * scale
 
@@ -82,16 +74,13 @@ class StateSlot:
     Within `updating` it holds the float32 value, so that a step computes with unrounded moments, and is rounded once,
     at its end. Outside, each assignment rounds to nearest.
 
-    Attributes:
+    Args:
         values: the Keras variable in E4M3, bfloat16 or float32, of the slot's shape.
         scale: the float32 variable of shape (..., 1) with a scale for each row; None but in E4M3.
+        state_dtype: "float8", "bfloat16" or "float32".
         holds_root: whether the square root is stored, of a slot that is never negative: its range is half as wide.
         index: a number that tells the slot's random bits from those of the optimizer's other slots.
         on_host: Whether the values lie in the host's memory, and are on the device within `updating` alone.
-
-    Args:
-        values, scale, holds_root, index, on_host: the arguments of the slot.
-        state_dtype: "float8", "bfloat16" or "float32".
     """
 
     dtype = "float32"
@@ -151,11 +140,7 @@ class StateSlot:
         return ops.convert_to_numpy(self.value)
 
     def assign(self, value: Any) -> None:
-        """Sets the slot.
-
-        Args:
-            value: a tensor of its shape.
-        """
+        """Sets the slot to a tensor of its shape."""
         value = ops.cast(value, "float32")
         if self._is_open:
             self._working, self._is_changed = value, True
@@ -244,11 +229,9 @@ def where_finite(finite: Any, value: Any, variable: Any) -> Any:
 def updating(
     slots: Sequence[StateSlot], seed: int, step: Any, finite: Any = None, written: list[Any] | None = None
 ) -> Iterator[None]:
-    """Scope in which slots hold float32, rounded at its end.
+    """Scope in which a weight's slots are float32, then rounded.
 
     Args:
-        slots: The slots of one weight.
-        seed: The seed of the random bits.
         step: The count of updates, an integer tensor of shape ().
         finite: a boolean tensor of shape (); where it is false, the slots stay as they were. None is true.
         written: a list with values of the slots that were written to the host's memory last, which becomes that of
@@ -276,9 +259,7 @@ class WideWeight(StateSlot):
     Other attributes are those of the Keras variable.
 
     Args:
-        variable: the Keras variable.
         values: the thing that is read and assigned to: the variable, or on TensorFlow the replica's own.
-        index: a number that tells its random bits from those of other weights and slots.
     """
 
     def __init__(self, variable: keras.Variable, values: Any = None, index: int = 0) -> None:
@@ -297,11 +278,7 @@ class WideWeight(StateSlot):
 
 
 class Unconstrained:
-    """Weight whose constraint its update applies, and Keras must not.
-
-    Args:
-        variable: the weight.
-    """
+    """Weight whose constraint its update applies, and Keras must not."""
 
     constraint = None
 

@@ -56,10 +56,8 @@ def random_bits(shape: tuple[Any, ...], seed: int, step: Any, variable_index: in
 def mixed(word: Any, key: Any = None) -> Any:
     """Wellons's `lowbias32`, of each word of a uint32 tensor.
 
-    Args:
-        word: a uint32 tensor.
-        key: a uint32 tensor that broadcasts with it, and that is mixed in half way; None for none. Words that follow
-            one another then give with two keys two sequences that share no stretch.
+    A key, which broadcasts with it, is mixed in half way: words that follow one another then give with two keys two
+    sequences that share no stretch.
     """
     word = (word ^ _shifted(word, 16)) * _word(0x7FEB352D)
     word = word if key is None else word ^ key

@@ -68,12 +68,10 @@ class ByArguments:
 def by_arguments(node: Config, cls: type, name: str, kept: tuple[str, ...] = ()) -> Config:
     """Rewrites a config that has more than the class takes.
 
+    The entries of Keras's base class that `__init__` does not take are given to the layer after it is made.
+
     Args:
         kept: arguments whose values were read off the layer; see `configs_of_arguments`.
-
-    Returns:
-        The same, without the entries of Keras's base class that `__init__` does not take; they are given to the layer
-        after it is made. The node itself where the class takes all.
     """
     if (
         node["registered_name"] == REGISTERED_NAME
@@ -98,9 +96,8 @@ def by_arguments(node: Config, cls: type, name: str, kept: tuple[str, ...] = ())
 def hidden_arguments(layer: keras.Layer, cls: type) -> tuple[str, ...]:
     """Names arguments of a model's `__init__` that no config holds.
 
-    Without a `get_config()`, Keras writes none of them.
-
-    Made again from such a config, the model would have the defaults, and the weights of the other.
+    Without a `get_config()`, Keras writes none of them: made again, the model would have the defaults, and the weights
+    of the other.
     """
     described = functional_like_constructor(cls) or "get_config" in _defined_below_keras(cls)
     if described or not issubclass(cls, keras.Model) or issubclass(cls, keras.Sequential):
@@ -132,8 +129,6 @@ def _defined_below_keras(cls: type) -> set[str]:
 def with_left_out(node: Config, layer: keras.Layer) -> Config:
     """Puts in the arguments that a `get_config()` forgets.
 
-    The layer keeps them, and they are not the default.
-
     KerasHub's Llama forgets `tie_word_embeddings`: rebuilt without it, a model with one matrix has two. Only numbers,
     strings and booleans: of anything else an attribute may hold what was made of the argument.
     """
@@ -157,14 +152,8 @@ def with_left_out(node: Config, layer: keras.Layer) -> Config:
 def configs_of_arguments(layers: list[keras.Layer]) -> Iterator[dict[int, tuple[str, ...]]]:
     """Lets layers without a `get_config()` be serialized by their attributes.
 
-    A class such as
-
-        class Autoencoder(keras.Model):
-            def __init__(self, encoder, decoder):
-                super().__init__()
-                self.encoder, self.decoder = encoder, decoder
-
-    shows what it was made of, though it has no config. `ByArguments` checks that a layer made again keeps the same.
+    A class that keeps `encoder` as `self.encoder` shows what it was made of, though it has no config. `ByArguments`
+    checks that a layer made again keeps the same.
 
     Args:
         layers: the layers, innermost first.

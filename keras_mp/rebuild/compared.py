@@ -37,14 +37,12 @@ def check_same(old: keras.Model, new: keras.Model, sample: Any = None, modes: Se
     layers add must be the same. A model without `call()`, such as a GAN, is compared part by part.
 
     Args:
-        old: the model, which is built.
         sample: a batch of inputs; made up from the shapes and dtypes of the inputs where None.
         modes: the modes to compare in: False for inference, True for training. Files do not hold the states of seeds,
             so that one that was loaded draws other numbers in training.
 
     Raises:
-        RebuildError: they differ; the message names the first layer at which they part, and what it keeps that its
-            config lacks.
+        RebuildError: they differ; the message names the first layer at which they part, and what its config lacks.
 
     Warns:
         UserWarning: the model could not be run, so nothing is known.

@@ -66,9 +66,9 @@ def live_objects(model: keras.Model) -> dict[str, Any]:
     As bytecode lambdas lose globals and closure, and Keras reads no activation from it.
     """
     layers = with_self(model)
-    values = [value for layer in layers for value in vars(layer).values()]
+    lambdas = [value for layer in layers for value in vars(layer).values() if _is_lambda(value)]
     of_params = {_name_of_params(layer): _OfParams(layer) for layer in layers if _is_of_params(layer)}
-    return {_lambda_name(value): value for value in values if _is_lambda(value)} | of_params
+    return {_lambda_name(value): value for value in lambdas} | of_params
 
 
 def _is_lambda(value: Any) -> bool:
@@ -119,29 +119,28 @@ def _name_of_params(layer: keras.Operation) -> str:
     return f"JaxLayer {id(layer)}"
 
 
-def unshare_across_graphs(node: Any, seen: set[int]) -> tuple[Any, list[int]]:
-    """Copies a layer that two functional graphs share; returns which.
+def unshare_across_graphs(node: Any, seen: set[int], copied: list[int]) -> Any:
+    """Copies a layer that two functional graphs share.
 
     Functional models find a tensor by its number among the calls of a layer, and count from the layer's first call
     anywhere, so a layer that another graph already called gives them the wrong tensor.
+
+    Args:
+        seen: ids of the objects so far.
+        copied: those of the layers that are copied, which are added.
     """
-    copied: list[int] = []
     if isinstance(node, (list, tuple)):
-        items = [unshare_across_graphs(item, seen) for item in node]
-        return type(node)(item for item, _ in items), [key for _, keys in items for key in keys]
+        return type(node)(unshare_across_graphs(item, seen, copied) for item in node)
     if not isinstance(node, dict):
-        return node, copied
+        return node
     key = node.get("shared_object_id")
-    result = {}
-    for name, value in node.items():
-        result[name], more = unshare_across_graphs(value, seen)
-        copied += more
+    result = {name: unshare_across_graphs(value, seen, copied) for name, value in node.items()}
     if key in seen and "inbound_nodes" in node:
         del result["shared_object_id"]
         copied.append(key)
     if key is not None:
         seen.add(key)
-    return result, copied
+    return result
 
 
 def custom_objects_of(model: keras.Model) -> dict[str, Any]:
@@ -189,7 +188,7 @@ def serialize(model: keras.Layer) -> tuple[Config, dict[int, tuple[str, ...]]]:
         with configs_of_arguments([*innermost_first, model]) as kept:
             return _serialize_as_is(model), kept
     except Exception as error:
-        path, layer = _first_that_fails(model, lambda layer: keras.saving.serialize_keras_object(layer))
+        path, layer = _first_that_fails(model, keras.saving.serialize_keras_object)
         raise RebuildError(
             f"layer {path!r} ({type(layer).__name__}) cannot be rebuilt, because it cannot be serialized: {error}. "
             f"Give {type(layer).__name__} a get_config() that returns the arguments of its __init__"

@@ -136,7 +136,7 @@ def dequantized(layer: Any, weights: Sequence[Any], name: str = "kernel") -> Any
     """Dequantizes a layer's weights by Keras's functions.
 
     Args:
-        weights: the result of `quantized_weights` for the layer and the name, as tensors or arrays.
+        weights: the result of `quantized_weights`, as tensors or arrays.
 
     Returns:
         A float32 tensor in the shape that the weights have without quantization.

@@ -108,7 +108,8 @@ def unchanged(node: Config, layer: Any) -> Config:
 def _made(
     model: keras.Model, config: Config, policy: Any, sample: Any, merge: bool
 ) -> tuple[keras.Model, list[str], list[int], dict[int, keras.Variable]]:
-    config, copied = unshare_across_graphs(config, set())
+    copied: list[int] = []
+    config = unshare_across_graphs(config, set(), copied)
     with restored_policy(policy):
         new = deserialize(config, custom_objects_of(model) | live_objects(model), model)
         if sample is not None and not (new.built and len(new.weights) == len(model.weights)):

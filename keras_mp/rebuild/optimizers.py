@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -114,11 +115,10 @@ def without_default(optimizers: dict[str, keras.optimizers.Optimizer]) -> dict[s
 def fresh_optimizer(optimizer: keras.optimizers.Optimizer, **settings: Any) -> keras.optimizers.Optimizer:
     """Makes an optimizer of the same class, registered or not.
 
+    It is not built, and leaves out of weight decay the same weights of the same model.
+
     Args:
         settings: settings of its config, in place of its own.
-
-    Returns:
-        One that is not built, and leaves out of weight decay the same weights of the same model.
     """
     classes = {type(held) for held in _with_held(optimizer)}
     names = {name: cls for cls in classes for name in (cls.__name__, keras.saving.get_registered_name(cls))}
@@ -137,7 +137,6 @@ def move_exclusions(
     """Moves exclusions from weight decay to another model's weights.
 
     Args:
-        optimizer: the optimizer, which is not built yet.
         weights: pairs of a weight that the optimizer may leave out, and of the weight which takes its place.
     """
     for held in _with_held(optimizer):
@@ -186,6 +185,16 @@ def carry_slots(
             copy_value(slot, place)
         reached.update(map(id, parts[0]))
     return [f"optimizer variable {v.path!r} was not carried over" for v in old.variables if id(v) not in reached]
+
+
+def exchange_optimizer(model: keras.Model, name: str, optimizer: Any, lost: list[str], stacklevel: int) -> None:
+    """Puts an optimizer in another's place; warns of lost state."""
+    if lost:
+        warnings.warn(f"the optimizer of {model.name!r} begins anew in part: {'; '.join(lost)}", stacklevel=stacklevel)
+    setattr(model, name, optimizer)
+    # Private, because what a model was compiled with is saved from there.
+    if name in model._compile_config.config:
+        model._compile_config.config[name] = optimizer
 
 
 def carry_compiled(old: keras.Model, new: keras.Model, variables: dict[int, keras.Variable]) -> list[str]:

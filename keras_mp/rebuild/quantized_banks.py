@@ -58,13 +58,9 @@ def quantized_banks(layer: Any) -> dict[str, QuantizedBank]:
 
 
 def quantize_bank(layer: Any, name: str, mode: str) -> None:
-    """Stores a bank of a treated layer as integers.
+    """Stores a treated layer's bank as integers, in place.
 
-    In place: no compiled function holds it yet.
-
-    Args:
-        name: the attribute that is the bank's variable, shape `(matrices, rows, columns)`.
-        mode: "int8" or "int4".
+    No compiled function holds it yet. The attribute of the name is a variable of shape `(matrices, rows, columns)`.
     """
     variable, bits = getattr(layer, name), BITS[mode]
     matrices, rows, columns = variable.shape

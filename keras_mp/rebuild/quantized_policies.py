@@ -82,11 +82,7 @@ def keep_statistics_as_computed(layer: Any) -> None:
 
 
 def settle_policies(layer: keras.Layer) -> list[tuple[Any, Any]]:
-    """Gives built layers their own policy in place of maps.
-
-    Returns:
-        Those layers, each with its map.
-    """
+    """Gives built layers own policies; returns the replaced maps."""
     shared = [
         (part, part._dtype_policy)
         for part in with_self(layer)

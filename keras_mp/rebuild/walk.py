@@ -53,7 +53,7 @@ def has_no_call(model: keras.Layer) -> bool:
 
 
 class Walk:
-    """One walk over a model: what is in it, and where.
+    """Walk over a model, once: what is in it, where.
 
     Changes in place leave its structure as it is, so that one walk serves all of them.
 
@@ -177,11 +177,7 @@ class Notes:
 
 
 class Changed:
-    """Marks the class of a layer that has treatments.
-
-    Attributes:
-        _original: the class without them; none of the class that all such classes have as a base.
-    """
+    """Marks the class of a layer that has treatments."""
 
     _original: type | None = None
 

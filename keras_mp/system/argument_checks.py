@@ -10,10 +10,7 @@ from typing import Any
 
 
 def one_of(name: str, value: Any, known: Iterable[str]) -> Any:
-    """Checks an argument that is one of few words.
-
-    Returns:
-        The value.
+    """Checks and returns an argument of few words.
 
     Raises:
         ValueError: it is none of them; the message names the nearest, and all.
@@ -33,15 +30,12 @@ def did_you_mean(value: Any, known: Iterable[str], *spellings: str) -> str:
 
 
 def whole_number(name: str, value: Any, minimum: int = 1, unit: str = "", otherwise: str = "") -> int:
-    """Checks an argument that must be a whole number.
+    """Checks and returns an argument that is a whole number.
 
     Args:
-        value: the value that the argument was given: an int, also one of NumPy's. A bool or 2.0 is none.
+        value: an int, also one of NumPy's. A bool or 2.0 is none.
         unit: a unit for the message, such as "steps".
         otherwise: words for the message that say what is right besides, such as "or None for all".
-
-    Returns:
-        The number.
 
     Raises:
         ValueError: it is no whole number, or below the minimum.

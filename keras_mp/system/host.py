@@ -57,11 +57,7 @@ def cpu_name() -> str:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Lists instruction sets as Linux does: "avx512_bf16", on Arm "bf16".
-
-    Returns:
-        The flags; empty where this system does not tell (Windows).
-    """
+    """Lists instruction sets: "avx512_bf16", on Arm "bf16"; empty if untold."""
     flags = _cpuinfo("flags", "Features")
     if flags:
         return frozenset(flags.split())
@@ -69,11 +65,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def peak_process_bytes() -> int | None:
-    """Measures this process's peak resident set.
-
-    Returns:
-        Bytes, or None where the system does not tell (Windows).
-    """
+    """Measures this process's peak resident set; None on Windows."""
     # Not getrusage(2) where it can be avoided: its peak begins with what the parent held when it started this process.
     peak = _kilobytes(Path("/proc/self/status"), "VmHWM")
     if peak is not None:
@@ -88,20 +80,12 @@ def peak_process_bytes() -> int | None:
 
 
 def resident_bytes() -> int | None:
-    """Measures this process's resident set.
-
-    Returns:
-        Bytes, or None where the system does not tell (anything but Linux).
-    """
+    """Measures this process's resident set; None but on Linux."""
     return _kilobytes(Path("/proc/self/status"), "VmRSS")
 
 
 def forget_peak() -> bool:
-    """Lets `peak_process_bytes` begin anew with what the process holds now.
-
-    Returns:
-        Whether the system can do it: Linux can.
-    """
+    """Lets `peak_process_bytes` begin anew, where the system can: Linux."""
     try:
         # proc(5): writing 5 resets the peak resident set.
         Path("/proc/self/clear_refs").write_text("5")
@@ -120,11 +104,7 @@ def _kilobytes(path: Path, key: str) -> int | None:
 
 
 def available_bytes() -> int | None:
-    """Measures the memory that is free without swapping.
-
-    Returns:
-        Bytes, or None where the system does not tell (anything but Linux).
-    """
+    """Measures memory free without swapping; None but on Linux."""
     return _kilobytes(Path("/proc/meminfo"), "MemAvailable")
 
 
@@ -160,7 +140,6 @@ def unseen_accelerators(backend: str, kind: str) -> list[str]:
     """Names accelerators that the backend does not see.
 
     Args:
-        backend: "tensorflow" or "jax".
         kind: the kind of the device that Keras computes on; with "gpu" or "tpu" there is nothing to say.
 
     Returns:

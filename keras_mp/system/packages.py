@@ -38,11 +38,7 @@ def clone_folder() -> Path | None:
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
-    """Looks up the versions of packages by pip's names.
-
-    Returns:
-        The version of each package that is installed, by its name.
-    """
+    """Looks up the versions of installed packages by pip's names."""
     versions = {}
     for package in packages:
         try:

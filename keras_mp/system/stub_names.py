@@ -52,11 +52,7 @@ def door(space: dict[str, Any], registers: bool = True) -> tuple[Callable[[str],
 
 
 def names_in_stub(path: Path) -> dict[str, str]:
-    """Reads the names and modules that a stub imports.
-
-    Returns:
-        The module of each name, in the order of the file.
-    """
+    """Reads a stub's imported names, each with its module."""
     imports = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)]
     return {alias.asname or alias.name: node.module or "" for node in imports for alias in node.names}
 

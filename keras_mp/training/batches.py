@@ -41,7 +41,7 @@ class Batches(keras.utils.PyDataset):
         self._share = (0, 1)
         self._being_read = False
         self._next = 0  # the index of the batch that follows the last one read
-        self._in_order = True
+        self.in_order = True  # whether batches were read in order, without shuffling
         self._order: tuple[int, Any] = (-1, None)  # of which epoch; one attribute, too
 
     @property
@@ -50,13 +50,9 @@ class Batches(keras.utils.PyDataset):
         return self.examples // self.batch_size
 
     def start_at(self, epoch: int, step: int = 0) -> None:
-        """Sets the epoch and step that are read next.
+        """Sets the epoch and step read next, from 0.
 
-        Call it as an epoch begins; `TrainingCheckpoint` does.
-
-        Args:
-            epoch: the number of the epoch, counted from 0.
-            step: the first batch to read, counted from 0; the batches before it are left out of this epoch.
+        Call it as an epoch begins; `TrainingCheckpoint` does. Batches before the step are left out of this epoch.
 
         Raises:
             ValueError: If the epoch or the step is below 0, or the epoch has no such step.
@@ -70,7 +66,7 @@ class Batches(keras.utils.PyDataset):
     def on_epoch_begin(self) -> None:
         """Begins a pass over the data, before its first batch."""
         self._being_read = not _builds_a_model()
-        self._in_order = True
+        self.in_order = True
 
     def on_epoch_end(self) -> None:
         """Ends a pass over the data; Keras calls it.
@@ -86,17 +82,8 @@ class Batches(keras.utils.PyDataset):
         """Whether a pass over the data has begun."""
         return self._being_read or self._next > 0
 
-    @property
-    def in_order(self) -> bool:
-        """Whether batches were read in order, without shuffling."""
-        return self._in_order
-
     def take_share(self, index: int, count: int) -> None:
-        """Lets this process read its equal part of every batch.
-
-        Args:
-            index: the number of this process, counted from 0.
-            count: the number of processes that read.
+        """Lets process `index` of `count` read its part only.
 
         Raises:
             ValueError: If the processes cannot divide a batch.
@@ -115,15 +102,12 @@ class Batches(keras.utils.PyDataset):
         return {"examples": self.examples, "batch_size": self.batch_size, "seed": self.seed}
 
     def order(self, epoch: int) -> np.ndarray:
-        """Draws the order of an epoch.
-
-        NumPy's generator draws it from the seed `(seed, epoch)`.
-
-        Args:
-            epoch: the number of the epoch, counted from 0.
+        """Draws the order of an epoch, counted from 0.
 
         Returns:
-            A permutation of `range(examples)`, int64. That of the last epoch asked for is kept.
+            The permutation of `range(examples)`, int64, that NumPy's generator draws from the seed `(seed, epoch)`.
+            That of
+            the last epoch asked for is kept.
         """
         drawn, order = self._order
         if drawn != epoch:
@@ -144,10 +128,7 @@ class Batches(keras.utils.PyDataset):
         raise NotImplementedError(f"{type(self).__name__} must define batch(epoch, step)")
 
     def rows(self, epoch: int, step: int, first: int, last: int) -> Any:
-        """Reads the rows `first` to `last - 1`.
-
-        A subclass may do so without reading the others.
-        """
+        """Reads the rows `first` to `last - 1`, perhaps without the others."""
         return keras.tree.map_structure(lambda array: array[first:last], self.batch(epoch, step))
 
     def __len__(self) -> int:
@@ -155,7 +136,7 @@ class Batches(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> Any:
         # The first ones are read again, where TensorFlow looks at their shapes. Several workers read as they please.
-        self._in_order &= index in (0, self._next) or self.workers > 1
+        self.in_order &= index in (0, self._next) or self.workers > 1
         self._next = index + 1
         epoch, first = self._place
         share, count = self._share

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from keras_mp import backend
-from keras_mp.fp8.convert import plan_products
+from keras_mp.fp8.convert import checked_arguments, plan_products
 from keras_mp.fp8.layers import Float8Layer
 from keras_mp.fp8.scaling import Scaling, Scalings
 from keras_mp.lean.frozen import plan_frozen
@@ -216,18 +216,14 @@ def _check_settings(
     optimizer: LossScaleOptimizer, state_dtype: str | None, state_memory: str | None, release_gradients: bool
 ) -> None:
     """Refuses settings of `prepare` that are not those of an optimizer which is used as it is."""
-    for name, value in (("state_dtype", state_dtype), ("state_memory", state_memory)):
+    given = {"state_dtype": state_dtype, "state_memory": state_memory, "release_gradients": release_gradients or None}
+    for name, value in given.items():
         own = getattr(optimizer, name)
         if value not in (None, own):
             raise ValueError(
                 f"{name}={value!r} and optimizer={optimizer.name!r}, a LossScaleOptimizer with {name}={own!r}: give it "
                 "to the optimizer alone"
             )
-    if release_gradients and not optimizer.release_gradients:
-        raise ValueError(
-            f"release_gradients=True and optimizer={optimizer.name!r}, a LossScaleOptimizer with "
-            "release_gradients=False: give it to the optimizer alone"
-        )
 
 
 def _check_scaled(model: keras.Model, optimizers: Mapping[str, keras.optimizers.Optimizer]) -> None:
@@ -260,12 +256,10 @@ def _arguments(model: keras.Model, given: Mapping[str, Any]) -> dict[str, Any]:
 def _convert_arguments(fp8: Any) -> dict[str, Any] | None:
     if fp8 is False:
         return None
-    if fp8 is True:
-        return {}
     if isinstance(fp8, Mapping):
-        return dict(fp8)
-    if isinstance(fp8, (str, Scaling, Scalings)):
-        return {"scaling": fp8}
+        return checked_arguments(**fp8)
+    if fp8 is True or isinstance(fp8, (str, Scaling, Scalings)):
+        return checked_arguments(None if fp8 is True else fp8)
     raise TypeError(f"fp8={fp8!r} must be a bool, a scaling or its name, or a dict of arguments of convert")
 
 
@@ -298,11 +292,7 @@ def _fp8_layers(layers: Mapping[str, keras.Layer]) -> list[keras.Layer]:
 
 
 def _told_before(plan: ChangePlan, needed: Sequence[keras.layers.Layer]) -> dict[str, str]:
-    """What is said of a model as it was built, before `prepare` changes it, by the label of the line.
-
-    Args:
-        needed: the layers that `prepare` lets compute in float32.
-    """
+    """What is said of a model before `prepare` lets the needed layers compute in float32, by the label of the line."""
     dtypes = {layer.compute_dtype for layer in plan.layers.values()}
     low = " and ".join(sorted(dtypes & set(LOW_PRECISION)))
     if not low:
@@ -317,14 +307,7 @@ def _told_before(plan: ChangePlan, needed: Sequence[keras.layers.Layer]) -> dict
 
 
 def _told_after(walk: Walk, jit: Support) -> dict[str, str]:
-    """What is said of the model that `prepare` returns, compiled, by the label of the line.
-
-    They are three lines, and one more each on a TPU where layers attend, where weights are quantized, and where some
-    that do not train are narrowed.
-
-    Args:
-        jit: whether to jit, and why.
-    """
+    """What is said of the model that `prepare` returns, compiled, by the label of the line."""
     prepared, layers = walk.model, walk.layers.values()
     told: dict[str, str] = {}
     by: dict[str, list[str]] = {}

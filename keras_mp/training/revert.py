@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import keras
 
 from keras_mp.lean.lean_model import LEAN
@@ -12,7 +10,14 @@ from keras_mp.loss_scaling.loss_scale import LossScale, NoLossScale
 from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.loss_scaling.undone_step import ATOMIC
 from keras_mp.qat.litert_ranges import LITERT
-from keras_mp.rebuild.optimizers import carry_slots, fresh_optimizer, leaves, optimizers_of, unwrapped
+from keras_mp.rebuild.optimizers import (
+    carry_slots,
+    exchange_optimizer,
+    fresh_optimizer,
+    leaves,
+    optimizers_of,
+    unwrapped,
+)
 from keras_mp.rebuild.walk import FLOAT8, QAT, check_is_model
 from keras_mp.stability.stabilized import STABILIZED
 from keras_mp.system.argument_checks import one_of
@@ -85,7 +90,7 @@ def _exchange(model: keras.Model, name: str, optimizer: LossScaleOptimizer) -> N
     """Puts Keras's own optimizer in place of the kit's."""
     scales = not isinstance(optimizer.loss_scale, NoLossScale)
     plain = fresh_optimizer(optimizer.inner_optimizer)
-    new = plain
+    new, lost = plain, []
     if scales:
         steps = optimizer.dynamic_growth_steps or LossScale().growth_interval
         new = keras.optimizers.LossScaleOptimizer(plain, optimizer.initial_scale, steps, name=optimizer.name)
@@ -95,9 +100,5 @@ def _exchange(model: keras.Model, name: str, optimizer: LossScaleOptimizer) -> N
         lost = carry_slots(optimizer.inner_optimizer, plain, {id(weight): weight for weight in weights})
         if scales:
             new.dynamic_scale.assign(optimizer.dynamic_scale)
-        if lost:
-            warnings.warn(f"the optimizer of {model.name!r} begins anew in part: {'; '.join(lost)}", stacklevel=3)
-    setattr(model, name, new)
+    exchange_optimizer(model, name, new, lost, stacklevel=4)
     model.train_function = None  # Keras's cached step
-    if name in model._compile_config.config:  # private: what a model was compiled with is saved from there
-        model._compile_config.config[name] = new

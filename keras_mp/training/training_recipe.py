@@ -174,9 +174,6 @@ def parse(
     Args:
         options: the name, the type, which may be `Annotated` with a help text, and the default of each option.
         arguments: the command line after the training recipe.
-
-    Raises:
-        typer's errors of usage, which the command that runs prints.
     """
 
     def command(**values: Any) -> dict[str, Any]:
@@ -207,13 +204,9 @@ def find_recipe(given: str) -> TrainingRecipe:
             `train` is in the same module (the path of a file may stand for the module); or a bare name, `"digits"`,
             for the file `digits.py` of the folder `recipes` in the current one.
 
-    Returns:
-        The training recipe.
-
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError, ModuleNotFoundError: there is no such file or module.
         ValueError: there is no training recipe of that name, or the file is none; says what is right.
-        ModuleNotFoundError: there is no such module.
     """
     place, colon, function = given.rpartition(":")
     if given.endswith(".py"):
@@ -256,8 +249,7 @@ def find_model_function(given: str) -> Callable[..., Any] | None:
 def recipes_in() -> dict[str, str]:
     """Lists the recipes of `recipes/`, each with a line.
 
-    Recipes are the files that define a function of their own name. A file that is no Python is left out: it says what
-    is wrong with it when it is run.
+    A file that is no Python is left out: it says what is wrong with it when it is run.
     """
     recipes = {}
     for path in sorted(FOLDER.glob("*.py")):
@@ -323,14 +315,11 @@ def _module(place: str, given: str) -> ModuleType:
 
 
 def run_recipe(arguments: Sequence[str]) -> int:
-    """Trains as a command line says.
+    """Trains as a command line says; returns the exit status.
 
     Args:
         arguments: the name of the training recipe, then its options: `["digits", "--epochs", "3"]`; none, or `--help`,
             lists them all.
-
-    Returns:
-        The exit status: 0, or 130 after ctrl-C.
     """
     # absl writes pages about folders before the first line of ours.
     logging.getLogger("absl").setLevel(logging.ERROR)

@@ -24,7 +24,7 @@ SHOWN = 5
 REPLICA_VALUES = "|parts"
 # Of a slot that is stored in 8 or 16 bits: its values, or their square roots, and the scales of its rows.
 STORED, STORED_ROOT, SCALE = "|stored", "|stored_root", "|scale"
-_SINCE_RESET = "loss_scale.since_reset"
+_SINCE_RESET = "optimizer/loss_scale.since_reset"
 
 
 def build_state(model: keras.Model, batch: Any = None) -> None:
@@ -62,14 +62,7 @@ def describe(model: keras.Model) -> dict[str, Any]:
 
 
 def arrays(model: keras.Model, metrics: bool) -> Iterator[tuple[str, np.ndarray]]:
-    """Reads the variables of a training, one at a time.
-
-    Args:
-        metrics: whether the metrics are part of it: within an epoch.
-
-    Yields:
-        Names and arrays.
-    """
+    """Reads a training's variables by name; metrics within an epoch."""
     weights = list(model.variables)
     place = {id(variable): index for index, variable in enumerate(weights)}
     for index, variable in enumerate(weights):
@@ -88,16 +81,16 @@ def byte_count(model: keras.Model) -> int:
     """Counts the bytes of what `arrays` reads without metrics."""
     slots = [_stored(slot.variable).values() for slot in _slots(model.optimizer)]
     variables = [*model.variables, *itertools.chain.from_iterable(slots)]
-    return sum(int(np.prod(v.shape)) * np.dtype(_numpy_dtype(v)).itemsize for v in variables)
+    return sum(int(np.prod(v.shape)) * np.dtype(str(v.dtype)).itemsize for v in variables)
 
 
 def restore(model: keras.Model, reader: Reader, force: bool = False) -> list[str]:
     """Gives model and optimizer the values of a checkpoint.
 
-    Nothing is assigned unless everything fits.
+    Nothing is assigned unless everything fits. The model is built and compiled, in the checkpoint's precision or
+    another.
 
     Args:
-        model: a model that is built and compiled, in the precision of the checkpoint or another.
         force: whether to leave out the variables that the optimizers do not share.
 
     Returns:
@@ -138,9 +131,9 @@ def restore_metrics(model: keras.Model, reader: Reader) -> None:
     for index, variable in enumerate(model.metrics_variables):
         _assign(variable, reader, f"metrics/{index}")
     # Of a prepared model's optimizer: whether those metrics count a step yet.
-    for slot in _slots(model.optimizer):
-        if slot.name == _SINCE_RESET and f"optimizer/{_SINCE_RESET}" in reader.names:
-            _assign(slot.variable, reader, f"optimizer/{_SINCE_RESET}")
+    since_reset = getattr(model.optimizer, "since_reset", None)
+    if since_reset is not None and _SINCE_RESET in reader.names:
+        _assign(since_reset, reader, _SINCE_RESET)
 
 
 def _pairs(saved: dict[str, Any], live: list[Any], name: str) -> tuple[dict[int, Any], list[str]]:
@@ -234,14 +227,12 @@ def _matched_slots(
 
 def _slots(optimizer: keras.optimizers.Optimizer) -> list[Slot]:
     """Lists an optimizer's variables; a scale's are under `loss_scale.`."""
-    if optimizer is not (inner := unwrapped(optimizer)):
+    slots = optimizer_slots(inner := unwrapped(optimizer))
+    if optimizer is not inner:
         own = [slot for slot in optimizer_slots(optimizer) if not slot.name.startswith("inner_optimizer.")]
-        named = [
+        slots = [
             slot if slot.name == "gradient_sums" else slot._replace(name=f"loss_scale.{slot.name}") for slot in own
-        ]
-        slots = named + optimizer_slots(inner)
-    else:
-        slots = optimizer_slots(optimizer)
+        ] + slots
     reached = {id(variable) for slot in slots for variable in _stored(slot.variable).values()}
     rest = [variable for variable in optimizer.variables if id(variable) not in reached]
     return slots + [Slot(f"variables.{index}", None, variable) for index, variable in enumerate(rest)]
@@ -295,8 +286,3 @@ def _assign(variable: keras.Variable | StateSlot, reader: Reader, name: str) -> 
         variable.assign(np.square(values) if is_root else values)
     else:
         engine.assign_replica_values(variable, reader[name + REPLICA_VALUES])
-
-
-def _numpy_dtype(variable: keras.Variable) -> str:
-    dtype = str(variable.dtype)
-    return {"bfloat16": "uint16"}.get(dtype, "uint8" if dtype.startswith("float8") else dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -10,7 +9,14 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.backend.common.keras_private import Functional, functional_like_constructor
-from keras_mp.rebuild.optimizers import carry_slots, fresh_optimizer, move_exclusions, optimizers_of, unwrapped
+from keras_mp.rebuild.optimizers import (
+    carry_slots,
+    exchange_optimizer,
+    fresh_optimizer,
+    move_exclusions,
+    optimizers_of,
+    unwrapped,
+)
 from keras_mp.rebuild.walk import (
     LOW_PRECISION,
     Notes,
@@ -28,7 +34,7 @@ from keras_mp.treatment.treated import INSIDE, computes_wide, new_to, parts_of, 
 
 
 class Planned(NamedTuple):
-    """What a change does to a part of a model, and why."""
+    """Change of a part of a model, with its reason."""
 
     path: str  # names that lead to the part, joined with `/`
     layer: Any  # the live layer or operation
@@ -39,7 +45,7 @@ class Planned(NamedTuple):
 
 
 class ChangePlan(Walk):
-    """One walk over a model, and all that is to be changed in it.
+    """Walk over a model, and all that changes in it.
 
     Each change adds its rows, and sees by those before it what a layer will be; then all are applied in turn.
     """
@@ -178,7 +184,6 @@ def infer_again(walk: Walk, changed: set[int]) -> None:
     """Gives the tensors of functional graphs the dtypes of now.
 
     Args:
-        walk: the walk over the model that holds the graphs, at any depth.
         changed: ids of the layers and operations that may return another dtype.
     """
     held = {id(layer): graph for layer in walk.every if (graph := graph_of(layer)) is not None}
@@ -225,12 +230,13 @@ def _holding(layers: list[Any], graphs: Mapping[int, Any], changed: set[int]) ->
 
 
 def _fit_inputs(node: Any, graph: Any, moved: set[int], changed: set[int]) -> bool:
-    """Lets a model that is called on a tensor that became float32 take it so, where its input has 16 bits; or back.
+    """Lets a called model take a tensor as the float32 it became.
+
+    Where its input has 16 bits; or back. A tensor that was float32 before is cast by Keras.
 
     Args:
-        node: the call of the model.
-        graph: the graph of the model; None of another operation.
-        moved: ids of the tensors around it whose dtype is another now. One that was float32 before is cast by Keras.
+        graph: the graph of the model that is called; None of another operation.
+        moved: ids of the tensors around it whose dtype is another now.
         changed: ids of layers, operations and inputs that may return another dtype; the inner inputs are added.
     """
     if graph is None or len(graph.inputs) != len(node.input_tensors):
@@ -274,9 +280,4 @@ def _renew_optimizers(model: keras.Model, before: dict[int, tuple[Any, str]]) ->
         move_exclusions(new, pairs)
         new.build(weights)
         lost = carry_slots(optimizer, new, {id(variable): variable for variable, _ in pairs})
-        if lost:
-            warnings.warn(f"the optimizer of {model.name!r} begins anew in part: {'; '.join(lost)}", stacklevel=5)
-        setattr(model, name, new)
-        if name == "optimizer" and "optimizer" in model._compile_config.config:
-            # Private, because what a model was compiled with is saved from there.
-            model._compile_config.config["optimizer"] = new
+        exchange_optimizer(model, name, new, lost, stacklevel=6)

@@ -48,18 +48,6 @@ ADAPTED = "adapted"
 _SHOWN: ContextVar[set[int] | None] = ContextVar("shown", default=None)
 
 
-def _no_mixin(original: type, names: Collection[str]) -> type | None:
-    return None
-
-
-def _nothing(layer: Any) -> None:
-    pass
-
-
-def _as_it_is(options: Any) -> Any:
-    return options
-
-
 @dataclasses.dataclass(frozen=True)
 class Treatment:
     """A change of a layer, which has a name.
@@ -80,18 +68,18 @@ class Treatment:
         read: a function that makes options of JSON.
     """
 
-    mixin: Callable[[type, Collection[str]], type | None] = _no_mixin
-    apply: Callable[[Any], None] = _nothing
-    undo: Callable[[Any], None] = _nothing
+    mixin: Callable[[type, Collection[str]], type | None] = lambda original, names: None
+    apply: Callable[[Any], None] = lambda layer: None
+    undo: Callable[[Any], None] = lambda layer: None
     built: Callable[[Any], None] | None = None
     before_call: Callable[[Any], None] | None = None
-    before_quantize: Callable[[Any], None] = _nothing
+    before_quantize: Callable[[Any], None] = lambda layer: None
     before_build: bool = False
     keeps_adaptation: bool = False
     wide: bool = False
     order: int = 0
-    write: Callable[[Any], Any] = _as_it_is
-    read: Callable[[Any], Any] = _as_it_is
+    write: Callable[[Any], Any] = lambda options: options
+    read: Callable[[Any], Any] = lambda options: options
 
 
 _TREATMENTS: dict[str, Treatment] = {}
@@ -149,16 +137,11 @@ class Treated(Changed):
             # The layer is built as it was before it is treated again: its treatments say which weights become float32.
             policy = keras.dtype_policies.serialize(notes.policy)
             layer = {**layer, "config": {**layer["config"], "dtype": policy}}
-        named = {"name": self.name, "layer": layer}  # type: ignore[attr-defined]
-        policy = _policy_of_parts(self)
-        if policy is not None:
-            named["policy"] = keras.dtype_policies.serialize(policy)
-        return {
-            **named,
-            "treatments": _written(notes.treatments),
-            "precision": notes.precision,
-            **({"inside": inside} if inside else {}),
-        }
+        config = {"name": self.name, "layer": layer}  # type: ignore[attr-defined]
+        if (policy := _policy_of_parts(self)) is not None:
+            config["policy"] = keras.dtype_policies.serialize(policy)
+        config |= {"treatments": _written(notes.treatments), "precision": notes.precision}
+        return {**config, "inside": inside} if inside else config
 
     @classmethod
     def from_config(cls, config: Config) -> Any:
@@ -242,8 +225,7 @@ def see_to(layer: Any) -> None:
     """What a layer with treatments does before it computes."""
     _treat_waiting(layer)
     for name in existing_notes(layer).treatments:
-        before_call = _treatment(name).before_call
-        if before_call is not None:
+        if before_call := _treatment(name).before_call:
             before_call(layer)
 
 
