@@ -28,6 +28,7 @@ from keras_mp.rebuild.walk import (
     QAT,
     Config,
     RebuildError,
+    Walk,
     compute_dtypes,
     graph_of,
     layers_by_path,
@@ -35,7 +36,6 @@ from keras_mp.rebuild.walk import (
     original_class,
     package_of,
     widen,
-    with_self,
 )
 from keras_mp.stability.sensitive import names_in
 from keras_mp.treatment.treated import ADAPTED, Treatment, register_treatments, treat, untreated_node
@@ -155,7 +155,7 @@ class CallsUnderOwnPolicy:
 
 def keep_own_policies(model: keras.Model) -> keras.Model:
     """Lets a new model's layers make layers of their policy."""
-    for layer in filter(_makes_layers, with_self(model)):
+    for layer in filter(_makes_layers, Walk(model).every):
         treat(layer, {OWN_POLICY: None})
     return model
 
@@ -193,7 +193,7 @@ def in_float32(model: keras.Model) -> Iterator[None]:
     weights, and the dtypes that functional graphs and Sequential models cast their inputs to are float32, and FP8
     layers compute as plain ones. Steps that were traced before are not affected.
     """
-    layers = with_self(model)
+    layers = Walk(model).every
     plain = not any(isinstance(layer, Float8Layer) or _low_inputs(layer) for layer in layers)
     with restored_policy("float32"), ExitStack() as after:  # which layers take that a call makes
         if computes_in_float32(model) and plain:

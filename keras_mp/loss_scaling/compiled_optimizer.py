@@ -101,11 +101,6 @@ def _accumulating(optimizer: keras.optimizers.Optimizer, steps: int) -> keras.op
 def _ours(
     optimizer: keras.optimizers.Optimizer, settings: dict[str, Any], model: keras.Model
 ) -> keras.optimizers.Optimizer:
-    if settings["release_gradients"] and scales_loss(optimizer):
-        raise ValueError(
-            f"release_gradients=True, and optimizer {optimizer.name!r} scales the loss, so that an overflow in one "
-            "gradient must skip the step of all: compile with an optimizer that does not"
-        )
     if isinstance(optimizer, LossScaleOptimizer):
         return fresh_optimizer(optimizer, **settings)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

@@ -44,7 +44,6 @@ from keras_mp.rebuild.walk import (
     compute_dtypes,
     has_no_value,
     layers_by_path,
-    operations_of,
     original_class,
     own_variables,
     package_of,
@@ -311,7 +310,7 @@ def lower_step(
         with backend.no_allocation() if any(map(has_no_value, model.variables)) else nullcontext():
             _build_for(model, shapes)
     layers = layers_by_path(model)
-    operations = {operation.name: operation for operation in operations_of(model)}
+    operations = {operation.name: operation for operation in Walk(model).operations}
     lowered = engine.lower(model, shapes, {**operations, **layers, "": model}, training=training, chip=chip, plan=plan)
     packed = {variable.path for layer in layers.values() for variable in packed_weights(layer)}
     arguments = tuple(replace(one, holds="int4") if one.path in packed else one for one in lowered.arguments)

@@ -20,7 +20,7 @@ from keras_mp.numerics.ranges import Range, merged, sampled
 from keras_mp.numerics.response import Responses, responses
 from keras_mp.precision.formats import FLOAT16
 from keras_mp.qat.quantization_aware import CONFIGS, LOW_SQNR, decisions
-from keras_mp.rebuild.walk import Walk, layers_by_path, own_variables, with_self
+from keras_mp.rebuild.walk import Walk, layers_by_path, own_variables
 from keras_mp.reporting.progress import progress
 from keras_mp.system.argument_checks import whole_number
 
@@ -67,7 +67,7 @@ def audit(model: keras.Model, batches: Any, steps: int = 8, *, sample: int | Non
     batches = batches_of(batches, steps)
     for batch in batches:
         check_labels(model, batch)
-    layers = with_self(model)
+    layers = Walk(model).every
     wide = {id(layer) for layer in layers if layer.compute_dtype == "float32"}
     with in_float32(model), progress("audit", len(batches) + 1) as tell:
         tell("one step in float32")

@@ -15,7 +15,7 @@ from keras_mp import backend
 from keras_mp.backend.common.keras_patches import wrapped_methods
 from keras_mp.numerics.nonfinite_origin import Frame, Tap
 from keras_mp.numerics.plain_step import explained, given_of, loss_of
-from keras_mp.rebuild.walk import layers_by_path, operations_of
+from keras_mp.rebuild.walk import Walk, layers_by_path
 
 engine = backend.engine_of(__package__)
 
@@ -163,7 +163,7 @@ def _scores(layer: keras.Operation, query: Any, key: Any, *rest: Any) -> Any:
 
 def layers_and_operations(model: keras.Model) -> dict[str, Any]:
     """Layers and operations of graphs below a model, by path."""
-    operations = {operation.name: operation for operation in operations_of(model)}
+    operations = {operation.name: operation for operation in Walk(model).operations}
     return {**operations, **layers_by_path(model)}
 
 

@@ -17,11 +17,11 @@ from keras_mp.rebuild.walk import (
     Config,
     RebuildError,
     Rule,
+    Walk,
     layers_by_path,
     package_of,
     treatments_of,
     value_on_host,
-    with_self,
 )
 
 
@@ -65,7 +65,7 @@ def live_objects(model: keras.Model) -> dict[str, Any]:
 
     As bytecode lambdas lose globals and closure, and Keras reads no activation from it.
     """
-    layers = with_self(model)
+    layers = Walk(model).every
     lambdas = [value for layer in layers for value in vars(layer).values() if _is_lambda(value)]
     of_params = {_name_of_params(layer): _OfParams(layer) for layer in layers if _is_of_params(layer)}
     return {_lambda_name(value): value for value in lambdas} | of_params
@@ -146,7 +146,7 @@ def unshare_across_graphs(node: Any, seen: set[int], copied: list[int]) -> Any:
 def custom_objects_of(model: keras.Model) -> dict[str, Any]:
     """Classes and functions of a model outside Keras, by name."""
     custom_objects: dict[str, Any] = {}
-    for layer in with_self(model):
+    for layer in Walk(model).every:
         for value in [layer, *vars(layer).values()]:
             # Keras puts wrappers of a layer's methods, as of build, among its attributes.
             if inspect.ismethod(getattr(value, "__wrapped__", None)):
@@ -224,7 +224,7 @@ def deserialize(config: Config, custom_objects: dict[str, Any], model: keras.Lay
 
         def round_trip(layer: keras.Layer) -> None:
             serialized, kept = serialize(layer)
-            layers = {id(inner): inner for inner in with_self(layer)}
+            layers = {id(inner): inner for inner in Walk(layer).every}
             config = rewrite(serialized, Rewrite(lambda node, _: node, layers, kept))
             keras.saving.deserialize_keras_object(config, custom_objects=custom_objects, safe_mode=False)
 

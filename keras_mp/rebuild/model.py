@@ -21,7 +21,7 @@ from keras_mp.rebuild.config import (
 from keras_mp.rebuild.optimizers import carry_compiled
 from keras_mp.rebuild.quantized_policies import settle_policies
 from keras_mp.rebuild.state import carry_state
-from keras_mp.rebuild.walk import Config, RebuildError, Rule, is_built, operations_of, with_self
+from keras_mp.rebuild.walk import Config, RebuildError, Rule, Walk, is_built
 
 
 class Rebuilt(NamedTuple):
@@ -66,17 +66,13 @@ def rebuild(
             the live layer (or operation of a functional graph) that the node describes, or None where it describes
             something else: a policy, an initializer, a part of a config. Returns the node itself or a replacement;
             must not change its argument.
-        policy: the global dtype policy during the rebuild. Layers whose config says nothing of a dtype, and layers
-            created inside custom layers, take it. The model's own policy by default.
+        policy: the global dtype policy during the rebuild, for layers whose config says nothing of a dtype, and those
+            inside custom layers. The model's own policy by default.
         sample: a batch of inputs (any structure of arrays, batch first) to compare on, and that builds a subclassed
             model which cannot be built from its recorded input shapes. Made up where None.
         merge: whether weights that are quantized, or have LoRA's product beside them, become one matrix of floats each,
             in layers without; the rule takes the quantization and LoRA out of their configs.
-        carry_compile: whether to compile the new model, too, with the old one's arguments, and to carry its optimizer's
-            state.
-
-    Returns:
-        `Rebuilt(model, unreached, unshared)`.
+        carry_compile: whether the new model is compiled, too, with the old one's arguments and its optimizer's state.
 
     Raises:
         RebuildError: the model is not built, a layer cannot be serialized or deserialized, a weight changed shape, or
@@ -88,7 +84,7 @@ def rebuild(
             "or model.build(input_shape)"
         )
     serialized, kept = serialize(model)
-    layers = {id(layer): layer for layer in [*with_self(model), *operations_of(model)]}
+    layers = {id(layer): layer for layer in [*Walk(model).every, *Walk(model).operations]}
     config, same = (rewrite(serialized, Rewrite(how, layers, kept)) for how in (rule, unchanged))
     own_policy = model.dtype_policy
     policy = keras.dtype_policies.get(policy or own_policy)
@@ -115,5 +111,5 @@ def _made(
         if sample is not None and not (new.built and len(new.weights) == len(model.weights)):
             new(sample, training=False)
     settle_policies(new)
-    carried = carry_state(model, new, merge)
-    return new, list(carried.unreached), copied, carried.variables
+    variables, unreached = carry_state(model, new, merge)
+    return new, unreached, copied, variables

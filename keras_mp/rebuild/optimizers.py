@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_mp.rebuild.arguments import same
-from keras_mp.rebuild.walk import Config, copy_value, with_self
+from keras_mp.rebuild.walk import Config, Walk, copy_value
 
 
 class Slot(NamedTuple):
@@ -81,7 +81,7 @@ def held_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]
         The optimizers, by the name of the attribute, that of a layer before it, and the key in a list or dict behind.
     """
     optimizers: dict[str, keras.optimizers.Optimizer] = {}
-    for layer in with_self(model):
+    for layer in Walk(model).every:
         prefix = "" if layer is model else f"{layer.name}_"
         attributes = dict(vars(layer))
         if layer is model:
@@ -270,7 +270,7 @@ def compile_arguments(model: keras.Model) -> Config | None:
 def _compiled_by_arguments(old: keras.Model, new: keras.Model) -> bool:
     """Compiles with kept arguments; whether the new model keeps them.
 
-    One that hands on or keeps what it made of an argument, such as a loss with a weight, would make it of that again.
+    One that keeps what it made of an argument, such as a loss with a weight, would make it of that again.
     """
     arguments = _kept_compile_arguments(old)
     if arguments is None:

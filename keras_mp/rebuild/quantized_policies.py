@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from keras_mp.rebuild.walk import LIBRARIES, package_of, precision_of_layer, with_self
+from keras_mp.rebuild.walk import LIBRARIES, Walk, package_of, precision_of_layer
 
 Policy = keras.dtype_policies.DTypePolicy
 PolicyMap = keras.dtype_policies.DTypePolicyMap
@@ -85,7 +85,7 @@ def settle_policies(layer: keras.Layer) -> list[tuple[Any, Any]]:
     """Gives built layers own policies; returns the replaced maps."""
     shared = [
         (part, part._dtype_policy)
-        for part in with_self(layer)
+        for part in Walk(layer).every
         if part.built and isinstance(part._dtype_policy, PolicyMap)
     ]
     for part, _ in shared:
@@ -101,11 +101,11 @@ def maps_with_defaults(model: keras.Layer) -> Iterator[None]:
     made with one, as from a quantized preset.
     """
     before = settle_policies(model)
-    for layer in with_self(model):
+    for layer in Walk(model).every:
         if _writes_its_policy(layer):
             policies = {
                 part.path: with_source(policy_of(part), _source(precision_of_layer(part), part.variable_dtype))
-                for part in with_self(layer)
+                for part in Walk(layer).every
                 if part.quantization_mode is not None
             }
             if policies:

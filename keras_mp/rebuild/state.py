@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
@@ -27,19 +27,14 @@ RULES = "tensor_rules"
 _LORA_OF_KERASHUB = ("_lora_enabled_layers", "_lora_rank")
 
 
-class _Carried(NamedTuple):
-    variables: dict[int, keras.Variable]  # id of the old variable -> the new variable
-    unreached: list[str]
-
-
-def carry_state(old: keras.Model, new: keras.Model, merge: bool = False) -> _Carried:
+def carry_state(old: keras.Model, new: keras.Model, merge: bool = False) -> tuple[dict[int, keras.Variable], list[str]]:
     """Gives a model the state of another.
 
     Args:
         merge: whether weights that are quantized, or have LoRA beside them, become float weights of layers without.
 
-    Raises:
-        RebuildError: as `rebuild`.
+    Returns:
+        The new variable in place of each old one, by the latter's id; and a sentence for each that was not carried.
     """
     merged: set[int] = set()
     variables: dict[int, keras.Variable] = {}
@@ -77,7 +72,7 @@ def carry_state(old: keras.Model, new: keras.Model, merge: bool = False) -> _Car
         for v in new.weights
         if id(v) not in arrived and not is_overwritten(v)
     ]
-    return _Carried(variables, lost + fresh)
+    return variables, lost + fresh
 
 
 def _merge_layer(path: str, old: Any, new: Any) -> list[tuple[keras.Variable, keras.Variable]]:

@@ -97,18 +97,9 @@ def layers_by_path(model: keras.Layer) -> dict[str, keras.Layer]:
     return Walk(model).layers
 
 
-def operations_of(model: keras.Layer) -> list[keras.Operation]:
-    """Operations of a model's graphs, such as softmax."""
-    return Walk(model).operations
-
-
-def with_self(model: keras.Layer) -> list[keras.Layer]:
-    return Walk(model).every
-
-
 def compute_dtypes(model: keras.Layer) -> set[str]:
     """Dtypes that a model and its layers compute in."""
-    return {layer.compute_dtype for layer in with_self(model)}
+    return {layer.compute_dtype for layer in Walk(model).every}
 
 
 def children_of(layer: keras.Operation) -> list[keras.Layer]:

@@ -58,11 +58,7 @@ def names_in_stub(path: Path) -> dict[str, str]:
 
 
 def load(module: str, name: str) -> Any:
-    """Imports a name or a submodule of a module.
-
-    Raises:
-        ImportError: the module has neither.
-    """
+    """Imports a name or a submodule of a module."""
     submodule = f"{module}.{name}"
     loaded = import_module(module)
     # Not getattr, which would ask the package that is loading the name.

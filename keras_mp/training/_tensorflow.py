@@ -86,9 +86,9 @@ def replica_values(variable: keras.Variable) -> np.ndarray | None:
 
 
 def assign_replica_values(variable: keras.Variable, values: np.ndarray) -> None:
-    """Gives replicas the parts that `replica_values` read.
+    """Gives replicas the parts that `replica_values` read, or their sum.
 
-    Where there are not as many replicas, the first one gets the sum.
+    The first one gets the sum where there are not as many replicas.
     """
     held = variable._value
     if not isinstance(held, SyncOnReadVariable):

@@ -11,6 +11,7 @@ import random
 import shutil
 import warnings
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         )
         self._start = Place(0, 0)
         self._told = False
-        self._quiet: Any = None
+        self._quiet = ExitStack()
         self._before = [snapshot(callback) for callback in self.callbacks]
         if checkpoints_in(self.folder):
             training_state.build_state(self.model, None if self.batches is None else self.batches.batch(0, 0))
@@ -160,8 +161,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             with Reader(self.resumed_from, check=False) as reader:
                 training_state.restore_metrics(self.model, reader)
             # Keras says that the data ran out where an epoch has fewer steps than the others.
-            self._quiet = warnings.catch_warnings()
-            self._quiet.__enter__()
+            self._quiet.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", message="Your input ran out of data")
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -183,7 +183,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves, unless the epoch was cut short."""
-        self._make_loud()
+        self._quiet.close()
         steps = self.params.get("steps") if self.batches is None else self.batches.steps
         if steps is None or self._done >= steps:
             # What stops an epoch's last step, as ctrl-C does, would have stopped another as well: training goes on when
@@ -192,7 +192,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Makes the model forget where it was resumed."""
-        self._make_loud()
+        self._quiet.close()
         self._model._initial_epoch = None
 
     def _check_read(self, batches: Batches) -> None:
@@ -212,11 +212,6 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 "shuffle=False to fit, as the batches are shuffled already",
                 stacklevel=2,
             )
-
-    def _make_loud(self) -> None:
-        if self._quiet is not None:
-            self._quiet.__exit__(None, None, None)
-            self._quiet = None
 
     def _resume(self) -> None:
         path = self.folder / workers.from_first(self._newest().name if workers.is_first() else None)

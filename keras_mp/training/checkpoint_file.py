@@ -52,14 +52,9 @@ def place_of(path: Path) -> Place:
 def write(path: Path, arrays: Iterable[tuple[str, np.ndarray]], manifest: dict[str, Any]) -> None:
     """Writes a checkpoint beside its place, and renames it.
 
-    It is seen onto the disk before. It is a NumPy .npz archive, whose members each carry a checksum, with the manifest
-    as one more member. Dtypes that NumPy does not know, such as bfloat16, are kept as unsigned integers, and by name in
-    the manifest.
-
-    Args:
-        path: the path of the checkpoint; a file that is there is replaced.
-        arrays: names and arrays, taken one at a time.
-        manifest: anything that JSON can hold.
+    It is seen onto the disk before. It is a NumPy .npz archive, whose members each carry a checksum, with the manifest,
+    which JSON can hold, as one more member. Dtypes that NumPy does not know, such as bfloat16, are kept as unsigned
+    integers, and by name in the manifest. Arrays are taken one at a time.
 
     Raises:
         OSError: there is no room, or the folder cannot be written.

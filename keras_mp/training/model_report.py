@@ -109,19 +109,15 @@ class ModelReport(Report):
                 more = f" {self.prediction}" if change.name == "convert" else ""
                 words = f"{units} can {change.could.format(**formats)}{_gained(could)}.{more}".rstrip()
                 said.append(Sentence("Change", words, (lines[change.name],)))
-            for rank, label, some in (
-                (1, "", could),
-                (2, change.done, done),
-                (3, change.never.format(**formats), never),
-            ):
+            ranked = ((1, "", could), (2, change.done, done), (3, change.never.format(**formats), never))
+            for rank, label, some in ranked:
                 said += [Sentence(label, f"{where}{why and f': {why}'}", rank=rank) for why, where in _grouped(some)]
         by: dict[str, list[str]] = {}
         for layer, words in self.attention:
             by.setdefault(words, []).append(layer)
         said += [Sentence("Attends by", f"{words}: {listed(names, _NAMED, 'layers')}") for words, names in by.items()]
-        said += [
-            Sentence("", f"{number} banks of experts are stored as {name}.") for name, number in self.integers.items()
-        ]
+        banks = self.integers.items()
+        said += [Sentence("", f"{number} banks of experts are stored as {name}.") for name, number in banks]
         return [Sentence(self.name, f"{'; '.join(verdict) or 'no layer here needs a change'}."), *said]
 
     def _tables(self) -> dict[str, list[RenderableType]]:
@@ -146,12 +142,7 @@ class _Change(NamedTuple):
 
 _CHANGES = (
     _Change(
-        "stabilize",
-        "layer",
-        "layers that need float32 have it",
-        "compute in float32",
-        "In float32",
-        "Not in float32",
+        "stabilize", "layer", "layers that need float32 have it", "compute in float32", "In float32", "Not in float32"
     ),
     _Change("convert", "product", "products are in {formats}", "be in {scaling}", "In few bits", "Not in {scaling}"),
     _Change("make_lean", "part", "parts are lean", "be lean", "Lean", "Not lean"),

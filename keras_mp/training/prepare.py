@@ -121,8 +121,8 @@ def prepare(
     check_is_model(model)
     convert_arguments = _convert_arguments(fp8)
     optimizer = keras.optimizers.get(optimizer)
-    given = [optimizer, *keras.tree.flatten(compile_arguments)]
-    given = [held for held in given if isinstance(held, keras.optimizers.Optimizer)]
+    flat = [optimizer, *keras.tree.flatten(compile_arguments)]
+    given = [held for held in flat if isinstance(held, keras.optimizers.Optimizer)]
     if not given:
         raise TypeError("optimizer=None is for a compile() that takes its optimizers by other names: pass one of these")
     for held in given:

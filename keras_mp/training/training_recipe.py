@@ -72,13 +72,10 @@ class TrainingRecipe:
         return Path(str(self.module.__file__))
 
     def config(self, options: Sequence[str], program: str) -> Any:
-        """Makes the config.
+        """Makes the config, an instance of the recipe's dataclass.
 
         Args:
             options: the command line after the training recipe; see `parse`.
-
-        Returns:
-            An instance of the training recipe's dataclass.
 
         Raises:
             ValueError: the function returns something else.
@@ -95,19 +92,16 @@ class TrainingRecipe:
         return dataclasses.replace(config, **parse(known, options, program, self.module.__doc__ or ""))
 
     def train(self, config: Any) -> bool:
-        """Trains.
+        """Trains; returns whether ctrl-C ended it early.
 
-        Returns:
-            Whether ctrl-C ended it early. Of what the training recipe's `train` returns, only `interrupted` is read, so
-            that a training is not lost for what its end returned, or did not.
+        Of what the training recipe's `train` returns, only `interrupted` is read, so that a training is not lost for
+        what its
+        end returned, or did not.
         """
         return bool(getattr(self.module.train(config), "interrupted", False))
 
     def step(self, config: Any) -> tuple[Any, Any]:
-        """Builds what the training recipe trains, without training.
-
-        Returns:
-            A compiled model, and a batch or its shapes.
+        """Builds a compiled model and a batch, or its shapes.
 
         Raises:
             ValueError: the training recipe has no function `step(config)`, or it returns something else.
@@ -140,13 +134,10 @@ class TrainingRecipe:
             )
 
     def batches(self, config: Any) -> Any:
-        """Reads the training data, without training.
-
-        Returns:
-            What the training recipe's function `batches` returns; None where it has no such function.
+        """Reads the training data; None without a function `batches`.
 
         Raises:
-            ValueError: it returns None.
+            ValueError: `batches` returns None.
         """
         if not hasattr(self.module, "batches"):
             return None
@@ -263,10 +254,7 @@ def recipes_in() -> dict[str, str]:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Imports a Python file, also one inside of a package.
-
-    What lies beside it, or beside its package, can be imported by it.
-    """
+    """Imports a Python file, beside which others can be imported."""
     path = path.resolve()
     name, root = module_name(path)
     if str(root) not in (os.path.realpath(folder) for folder in sys.path):

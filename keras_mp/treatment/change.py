@@ -117,11 +117,7 @@ def settled(model: keras.Model) -> Iterator[set[int]]:
 
 
 def change(model: keras.Model, wanted: Iterable[tuple[Any, Mapping[str, Any]]]) -> None:
-    """Applies treatments to parts of a model, in place.
-
-    Args:
-        wanted: the layers and operations of the model, and the model itself, each with its treatments.
-    """
+    """Applies treatments to a model and its parts, in place."""
     with settled(model) as changed:
         for part, treatments in wanted:
             if new_to(part, treatments):
@@ -170,10 +166,7 @@ def note_inside(model: keras.Layer) -> None:
 
 
 def shows_its_parts(layer: Any) -> bool:
-    """Whether the config of a layer shows its parts.
-
-    That of a functional or sequential model of Keras's own does.
-    """
+    """Whether a layer's config shows its parts, like a graph's."""
     cls = original_class(layer)
     if issubclass(cls, keras.Sequential):
         return cls.get_config is keras.Sequential.get_config

@@ -347,10 +347,7 @@ def treat(layer: Any, treatments: Mapping[str, Any], precision: str = "") -> Any
 
 
 def untreat(layer: Any, names: Collection[str]) -> Any:
-    """Undoes treatments of a layer, in place; returns it.
-
-    Those that it does not have are passed over.
-    """
+    """Undoes those treatments that a layer has; returns it."""
     notes = notes_of(layer)
     gone = [] if notes is None else [name for name in notes.treatments if name in names]
     if notes is None or not gone:

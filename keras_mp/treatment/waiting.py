@@ -10,7 +10,7 @@ import keras
 
 from keras_mp import backend
 from keras_mp.backend.common.keras_private import compute_output_spec, get_stateless_scope, in_stateless_scope
-from keras_mp.rebuild.walk import check_is_model, children_of, has_no_call, is_built, treatments_of, with_self
+from keras_mp.rebuild.walk import Walk, check_is_model, children_of, has_no_call, is_built, treatments_of
 from keras_mp.treatment.treated import Treatment, register_treatments, treat, untreat
 
 WAITING = "waiting"
@@ -76,7 +76,7 @@ def _has_weights(model: keras.Layer) -> bool:
 
 def _make_calls(model: Any) -> None:
     """Makes the calls that wait for a model and, before them, those that wait for models in it."""
-    for layer in reversed(with_self(model)):
+    for layer in reversed(Walk(model).every):
         calls = treatments_of(layer).get(WAITING, ())
         forget(layer)
         for name, arguments in calls:
@@ -111,7 +111,7 @@ def _build(model: Any, data: Any) -> None:
 
 
 def _build_by(model: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    if not all(layer.built for layer in with_self(model)):
+    if not all(layer.built for layer in Walk(model).every):
         try:
             compute_output_spec(call, *args, **kwargs)
         except Exception as error:

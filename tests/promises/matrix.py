@@ -18,7 +18,7 @@ from keras import ops
 
 import keras_mp
 from keras_mp.conversion.to_float32 import OWN_POLICY, merged_float32
-from keras_mp.rebuild.walk import layers_by_path, notes_of, operations_of
+from keras_mp.rebuild.walk import Walk, layers_by_path, notes_of
 from keras_mp.stability.sensitive import sensitive_layers
 from keras_mp.stability.stabilized import STABILIZED
 from keras_mp.treatment.treated import INSIDE
@@ -206,15 +206,15 @@ def twin(row):
 
 def said(model):
     """All that a model says of itself: classes, dtypes, weights, tensors of its graphs, treatments, config."""
-    parts = [*layers_by_path(model).values(), *operations_of(model)]
-    tensors = [keras.tree.map_structure(lambda tensor: tensor.dtype, part.output) for part in operations_of(model)]
+    parts = [*layers_by_path(model).values(), *Walk(model).operations]
+    tensors = [keras.tree.map_structure(lambda tensor: tensor.dtype, part.output) for part in Walk(model).operations]
     classes = [(type(part), getattr(part, "compute_dtype", None), getattr(part, "autocast", None)) for part in parts]
     return classes, [(w.path, w.dtype) for w in model.weights], tensors, [notes_of(part) for part in parts]
 
 
 def treatments(model):
     """The names of the treatments of each layer and operation that has some."""
-    parts = [*layers_by_path(model).values(), *operations_of(model)]
+    parts = [*layers_by_path(model).values(), *Walk(model).operations]
     return [sorted(each) for each in (getattr(notes_of(part), "treatments", None) for part in parts) if each]
 
 
