@@ -151,6 +151,11 @@ def map_shapes(function: Any, shapes: Any) -> Any:
     return type(shapes)(map_shapes(function, shape) for shape in shapes)
 
 
+def package_of(thing: Any) -> str:
+    """Names a class's or function's package, such as "keras"."""
+    return (thing.__module__ or "").partition(".")[0]
+
+
 # What is noted on a layer.
 
 
@@ -216,11 +221,6 @@ def precision_of_layer(layer: Any) -> str:
     if notes is not None:
         return notes.precision
     return layer.compute_dtype if isinstance(layer, keras.layers.Layer) else "float32"
-
-
-def package_of(thing: Any) -> str:
-    """Names a class's or function's package, such as "keras"."""
-    return (thing.__module__ or "").partition(".")[0]
 
 
 # Values of variables.

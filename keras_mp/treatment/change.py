@@ -109,8 +109,7 @@ def settled(model: keras.Model) -> Iterator[set[int]]:
             for layer in models:
                 # Kept, they would go on as they were traced.
                 layer.train_function = layer.test_function = layer.predict_function = None
-            now = _variables(model)
-            if {key: dtype for key, (_, dtype) in before.items()} != {key: dtype for key, (_, dtype) in now.items()}:
+            if before != _variables(model):  # compared by identity and dtype
                 for layer in models:
                     if getattr(layer, "compiled", False):
                         _renew_optimizers(layer, before)

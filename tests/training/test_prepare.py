@@ -103,14 +103,14 @@ def test_fp8_of_a_model_that_computes_in_fp8_already_stays():
 
 def test_wrong_fp8():
     set_policy("fp8")
-    model = build()
     for fp8, error, said in (
         ("fast", ValueError, "fast"),
         (3, TypeError, "fp8=3"),
         ({"recipes": 1}, TypeError, "recipes"),
     ):
-        with pytest.raises(error, match=said):
-            keras_mp.prepare(model, "sgd", LOSS, fp8=fp8)
+        for model in (build(), keras.Sequential([keras.layers.Dense(2)])):  # of one that waits, it is said at once
+            with pytest.raises(error, match=said):
+                keras_mp.prepare(model, "sgd", LOSS, fp8=fp8)
 
 
 def said(capsys, model, **arguments):
