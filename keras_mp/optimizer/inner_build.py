@@ -44,7 +44,8 @@ def build_inner(
         stack.enter_context(_telling_of_leaves(optimizer, enter))
         optimizer.build(variables)
     for saved in (optimizer, *leaves(optimizer)) if state_dtype != "float32" else ():
-        load_with_dtypes(saved)
+        # Past Keras's tracking of attributes. Not a function within, which a copy of the optimizer would share.
+        object.__setattr__(saved, "load_own_variables", partial(_load, saved))
 
 
 @contextmanager
@@ -219,12 +220,6 @@ def with_dtypes(store: Mapping[str, Any], variables: Sequence[keras.Variable]) -
     by_number = {str(number): variable for number, variable in enumerate(variables)}
     # Keras's store is no mapping that can be iterated over.
     return {number: _with_dtype(np.asarray(store[number]), by_number.get(number)) for number in list(store.keys())}
-
-
-def load_with_dtypes(optimizer: keras.optimizers.Optimizer) -> None:
-    """Has an inner optimizer load its variables so, too."""
-    # Past Keras's tracking of attributes. Not a function within, which a copy of the optimizer would share.
-    object.__setattr__(optimizer, "load_own_variables", partial(_load, optimizer))
 
 
 def _load(optimizer: keras.optimizers.Optimizer, store: Mapping[str, Any]) -> None:

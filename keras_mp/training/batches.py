@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import types
+import traceback
 from typing import Any
 
 import keras
@@ -149,12 +148,7 @@ class Batches(keras.utils.PyDataset):
 def _builds_a_model() -> bool:
     """Tells whether Keras reads a batch to build a model."""
     # Private: a data set is not told what its batch is for. After this one Keras begins the pass anew.
-    frame: types.FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_symbolic_build":
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_code.co_name == "_symbolic_build" for frame, _ in traceback.walk_stack(None))
 
 
 class ShuffledBatches(Batches):

@@ -256,7 +256,10 @@ def recipes_in() -> dict[str, str]:
 def import_file(path: Path) -> ModuleType:
     """Imports a Python file, beside which others can be imported."""
     path = path.resolve()
-    name, root = module_name(path)
+    parts, root = [path.stem], path.parent
+    while (root / "__init__.py").is_file():
+        parts, root = [root.name, *parts], root.parent
+    name = ".".join(parts)
     if str(root) not in (os.path.realpath(folder) for folder in sys.path):
         sys.path.append(str(root))
     importlib.invalidate_caches()  # the file may be younger than what is known of its folder
@@ -277,14 +280,6 @@ def import_file(path: Path) -> ModuleType:
         del sys.modules[module.__name__]
         raise
     return module
-
-
-def module_name(path: Path) -> tuple[str, Path]:
-    """Returns a file's module name and its package's folder."""
-    parts, root = [path.stem], path.parent
-    while (root / "__init__.py").is_file():
-        parts, root = [root.name, *parts], root.parent
-    return ".".join(parts), root
 
 
 def _module(place: str, given: str) -> ModuleType:

@@ -73,8 +73,9 @@ def arrays(model: keras.Model, metrics: bool) -> Iterator[tuple[str, np.ndarray]
             yield _named(f"optimizer/{slot.name}{of_weight}{suffix}", variable)
     for index, variable in enumerate(model.metrics_variables if metrics else ()):
         yield _named(f"metrics/{index}", variable)
-    if (seed := _global_seed()) is not None:
-        yield _named("global_seed", seed)
+    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    if generator is not None:  # it is used
+        yield _named("global_seed", generator.state)
 
 
 def byte_count(model: keras.Model) -> int:
@@ -242,12 +243,6 @@ def _kind(variable: keras.Variable) -> str:
     if is_overwritten(variable):
         return FP8
     return SEED if variable.name == "seed_generator_state" else WEIGHT
-
-
-def _global_seed() -> Any:
-    """Returns the global seed's state; None before it is used."""
-    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
-    return None if generator is None else generator.state
 
 
 def _named(name: str, variable: keras.Variable) -> tuple[str, np.ndarray]:
