@@ -106,12 +106,9 @@ class PrecisionMonitor(keras.callbacks.Callback):
         if not self._unread:
             self._due = batch + 1 + self.every
         for watched in self._watched:
-            if self._unread:
-                watched.add_to(logs, watched.previous)
-                continue
-            now = self._read(watched)
-            watched.add_to(logs, now)
-            self._judge(watched, now)
+            if not self._unread:
+                self._judge(watched, self._read(watched))
+            watched.add_to(logs, watched.previous)
         if not self._watched and logs is not None:
             logs.update(_UNSCALED)
 

@@ -7,6 +7,7 @@ import inspect
 import itertools
 import json
 import os
+import pickle
 import random
 import shutil
 import warnings
@@ -73,9 +74,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     Raises:
         ValueError: If an argument is out of its range, or if every is given without batches.
-        CheckpointError: If, in `fit`, the settings or the data differ from those of the save.
-        CheckpointError: If, in `fit`, the save is of another model or optimizer.
-        CheckpointError: If, in `fit`, none of the saves can be read.
+        CheckpointError: If, in `fit`, the settings, the data, the model or the optimizer differ from those of the save,
+            or none of the saves can be read.
         OSError: If, in `fit`, there is no room for the saves.
 
     Examples:
@@ -343,7 +343,10 @@ def snapshot(callback: keras.callbacks.Callback) -> dict[str, Any]:
 
 def changed(callback: keras.callbacks.Callback, before: dict[str, Any]) -> dict[str, Any]:
     """Returns the plain attributes that differ from a snapshot."""
-    return {name: value for name, value in snapshot(callback).items() if not _same(value, before.get(name, before))}
+    now = snapshot(callback)  # compared by bytes: NaN is then itself, and arrays are compared whole
+    return {
+        name: now[name] for name in now if name not in before or pickle.dumps(now[name]) != pickle.dumps(before[name])
+    }
 
 
 def to_json(value: Any, arrays: dict[str, np.ndarray], name: str) -> Any:
@@ -378,15 +381,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(_is_plain(item) for item in value)
     return isinstance(value, (*_PLAIN, np.ndarray, np.generic))
-
-
-def _same(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, np.ndarray):
-        return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    return one == other or (one != one and other != other)

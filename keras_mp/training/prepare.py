@@ -50,9 +50,7 @@ def prepare(
 ) -> keras.Model:
     """Makes a model ready for `fit` in its precision.
 
-    It is the precision in which it was built.
-
-    It changes the model in place, and stands for these calls, each of which can be used alone:
+    That is the one in which it was built. It is changed in place, by these calls, each of which can be used alone:
 
         keras_mp.stabilize(model)  # in float32 what needs float32
         keras_mp.convert(model)  # with fp8=True
