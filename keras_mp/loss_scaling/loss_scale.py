@@ -17,21 +17,13 @@ _SMALLEST, _LARGEST = 2.0**-126, 2.0**126
 
 
 class LossScaleState(NamedTuple):
-    """State of a loss scale: five scalars, NumPy's or tensors.
+    """State of a loss scale: five scalars, NumPy's or tensors."""
 
-    Attributes:
-        scale: the number that the loss is multiplied by, float32.
-        clean_steps: finite steps since the scale last grew or a step overflowed, int.
-        hysteresis_left: the overflow that brings this to zero, and every one after it, lowers the scale, int.
-        consecutive_skips: steps skipped in a row, up to now, int; zero says that the last step was finite.
-        skipped_steps: steps skipped in all, int.
-    """
-
-    scale: Any
-    clean_steps: Any
-    hysteresis_left: Any
-    consecutive_skips: Any
-    skipped_steps: Any
+    scale: Any  # the number that the loss is multiplied by, float32
+    clean_steps: Any  # finite steps since the scale last grew or a step overflowed, int
+    hysteresis_left: Any  # the overflow that brings this to zero, and every one after it, lowers the scale, int
+    consecutive_skips: Any  # steps skipped in a row, up to now, int; zero says that the last step was finite
+    skipped_steps: Any  # steps skipped in all, int
 
 
 class AnyLossScale:

@@ -302,19 +302,12 @@ def _averages(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.Variabl
 
 
 class Update(NamedTuple):
-    """How an optimizer makes an update.
+    """How an optimizer makes an update."""
 
-    Attributes:
-        seed: The seed of stochastic rounding.
-        releases: Whether each weight is checked, clipped and updated by itself.
-        first: the number of the optimizer's first weight.
-        written: a list with values of the slots that were written to the host's memory last; empty before the first.
-    """
-
-    seed: int
-    releases: bool = False
-    first: int = 0
-    written: Any = None
+    seed: int  # of stochastic rounding
+    releases: bool = False  # whether each weight is checked, clipped and updated by itself
+    first: int = 0  # the number of the optimizer's first weight
+    written: Any = None  # values of the slots that were written to the host's memory last; empty before the first
 
 
 def update_step(

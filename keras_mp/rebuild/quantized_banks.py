@@ -21,17 +21,12 @@ _KEPT = "quantized banks"
 class QuantizedBank(NamedTuple):
     """A bank as integers: tensors, or variables of a layer.
 
-        weight = (code - zero of its group) . scale of its group
-
-    Attributes:
-        codes: int8, shape `(matrices, rows, columns)`; of int4 two columns a byte.
-        scale: float32, shape `(matrices, groups of rows, columns)`.
-        zero: int8, the shape of scale.
+    weight = (code - zero of its group) . scale of its group
     """
 
-    codes: Any
-    scale: Any
-    zero: Any
+    codes: Any  # int8, shape `(matrices, rows, columns)`; of int4 two columns a byte
+    scale: Any  # float32, shape `(matrices, groups of rows, columns)`
+    zero: Any  # int8, the shape of scale
 
     @property
     def is_int4(self) -> bool:

@@ -17,18 +17,12 @@ from keras_mp.parallel._tensorflow import connected
 
 
 class Steps(NamedTuple):
-    """Steps of a loop over batches, made by all together.
+    """Steps of a loop over batches, made by all together."""
 
-    Attributes:
-        train: a function that makes a step with this process's rows of a batch, given whether it wants to stop; returns
-            its own logs, and whether any process wants to stop.
-        test: a function that adds this process's rows of a test batch to the metrics, and waits for nobody.
-        results: a function that returns the metrics over the rows of all processes.
-    """
-
+    # Given this process's rows of a batch, and whether it wants to stop: its own logs, and whether any process does.
     train: Callable[[Any, bool], tuple[dict[str, float], bool]]
-    test: Callable[[Any], None]
-    results: Callable[[], dict[str, float]]
+    test: Callable[[Any], None]  # adds this process's rows of a test batch to the metrics, and waits for nobody
+    results: Callable[[], dict[str, float]]  # the metrics over the rows of all processes
 
 
 def steps_of(model: keras.Model) -> Steps:

@@ -127,7 +127,7 @@ class Batches(keras.utils.PyDataset):
         raise NotImplementedError(f"{type(self).__name__} must define batch(epoch, step)")
 
     def rows(self, epoch: int, step: int, first: int, last: int) -> Any:
-        """Reads a batch's rows `first` to `last - 1`, perhaps alone."""
+        """Reads the rows `first` to `last - 1`, perhaps alone."""
         return keras.tree.map_structure(lambda array: array[first:last], self.batch(epoch, step))
 
     def __len__(self) -> int:

@@ -50,36 +50,22 @@ _SHOWN: ContextVar[set[int] | None] = ContextVar("shown", default=None)
 
 @dataclasses.dataclass(frozen=True)
 class Treatment:
-    """A change of a layer, which has a name.
+    """A change of a layer, which has a name."""
 
-    Attributes:
-        mixin: the class that comes before the layer's own, by the latter and the names of all its treatments; None
-            where there is none.
-        apply: a function that is called with the live layer before its class is changed.
-        undo: a function that is called with the live layer after its class is changed back.
-        built: a function that is called with the live layer once it is built, or at once where it is.
-        before_call: a function that is called with the live layer each time before it computes.
-        before_quantize: a function that is called with the live layer before Keras quantizes it.
-        before_build: whether a layer that is loaded is built only after it has the mixin.
-        keeps_adaptation: whether a file says how the layer is quantized, and of its LoRA, where no config does.
-        wide: whether a layer computes in float32 with it.
-        order: a number that says where its mixin stands: the mixin of a smaller number comes first.
-        write: a function that makes JSON of its options.
-        read: a function that makes options of JSON.
-    """
-
+    # The class that comes before the layer's own, by the latter and the names of all its treatments; None for none.
     mixin: Callable[[type, Collection[str]], type | None] = lambda original, names: None
-    apply: Callable[[Any], None] = lambda layer: None
-    undo: Callable[[Any], None] = lambda layer: None
-    built: Callable[[Any], None] | None = None
-    before_call: Callable[[Any], None] | None = None
-    before_quantize: Callable[[Any], None] = lambda layer: None
-    before_build: bool = False
-    keeps_adaptation: bool = False
-    wide: bool = False
-    order: int = 0
-    write: Callable[[Any], Any] = lambda options: options
-    read: Callable[[Any], Any] = lambda options: options
+    # Functions that are called with the live layer:
+    apply: Callable[[Any], None] = lambda layer: None  # before its class is changed
+    undo: Callable[[Any], None] = lambda layer: None  # after its class is changed back
+    built: Callable[[Any], None] | None = None  # once it is built, or at once where it is
+    before_call: Callable[[Any], None] | None = None  # each time before it computes
+    before_quantize: Callable[[Any], None] = lambda layer: None  # before Keras quantizes it
+    before_build: bool = False  # whether a layer that is loaded is built only after it has the mixin
+    keeps_adaptation: bool = False  # whether a file says how it is quantized, and of its LoRA, where no config does
+    wide: bool = False  # whether a layer computes in float32 with it
+    order: int = 0  # where its mixin stands: that of a smaller number comes first
+    write: Callable[[Any], Any] = lambda options: options  # makes JSON of its options
+    read: Callable[[Any], Any] = lambda options: options  # makes options of JSON
 
 
 _TREATMENTS: dict[str, Treatment] = {}
