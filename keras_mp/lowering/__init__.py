@@ -1,4 +1,4 @@
-"""One step of a model for the planner: its program, its variables, and the changes that `advise` tries.
+"""One step of a model, for the planner.
 
 This is all that `keras_mp.planner` takes from what knows models. It asks a `Source`, and touches no model: `lower`
 traces a step for a chip, with the roles of its arguments and the layer that each operation belongs to; `outline` says
@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import keras
@@ -60,7 +60,6 @@ __all__ = [
     "Change",
     "CompileError",
     "Lowered",
-    "LoweredStep",
     "Outline",
     "Plan",
     "Source",
@@ -78,53 +77,23 @@ _NUMBER = "num_layers"
 
 
 class Change(NamedTuple):
-    """A change of a model in place: function and arguments.
+    """A change of a model in place: function and arguments."""
 
-    Args:
-        name: "narrow_frozen", "make_lean" or "change_optimizer".
-        options: the arguments by name.
-    """
-
-    name: str
-    options: Mapping[str, Any] = {}
-
-
-@dataclass(frozen=True)
-class LoweredStep(Lowered):
-    """One step as StableHLO, and what reports say of it.
-
-    Args:
-        precision: the model's precision, as `inspect` names it.
-        layers: the paths of its layers.
-        flags: the options of XLA that its training has on this machine's CPU.
-    """
-
-    precision: str = ""
-    layers: tuple[str, ...] = ()
-    flags: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # "narrow_frozen", "make_lean" or "change_optimizer"
+    options: Mapping[str, Any] = {}  # the arguments by name
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What is known of a model without its step's program.
+    """What is known of a model without its step's program."""
 
-    Args:
-        parameters: the number of elements of its weights.
-        depth: the number of equal blocks that it has, where it can be built with fewer; 0 where not.
-        kinds: the number of its layers of each class, treatment, policy and shapes of weights.
-        sees_batch: names of its layers that compute statistics of a batch.
-        arguments: the weights and slots, as arguments of its step.
-        rules: the axes that "tensor" splits, where that was asked for.
-        helped: the changes that would make something smaller: "make_lean", "remat" and "release_gradients".
-    """
-
-    parameters: int
-    depth: int
-    kinds: Counter[Any]
-    sees_batch: tuple[str, ...]
-    arguments: tuple[Argument, ...]
-    rules: Rules | None
-    helped: frozenset[str]
+    parameters: int  # the number of elements of its weights
+    depth: int  # the number of equal blocks that it has, where it can be built with fewer; 0 where not
+    kinds: Counter[Any]  # the number of its layers of each class, treatment, policy and shapes of weights
+    sees_batch: tuple[str, ...]  # names of its layers that compute statistics of a batch
+    arguments: tuple[Argument, ...]  # the weights and slots, as arguments of its step
+    rules: Rules | None  # the axes that "tensor" splits, where that was asked for
+    helped: frozenset[str]  # which of "make_lean", "remat" and "release_gradients" would make something smaller
 
 
 class Source:
@@ -159,11 +128,7 @@ class Source:
         return keras.config.dtype_policy().name if self.is_function else precision_of(self._given)
 
     def check_precisions(self, compare: Sequence[str]) -> list[str]:
-        """The names of precisions to compare with.
-
-        Raises:
-            ValueError: If a name is not known, or is "fp8" and a function builds the model.
-        """
+        """Checks names of precisions; a function has no "fp8"."""
         names = [compare] if isinstance(compare, str) else compare
         precisions = [one_of("compare", name, PRECISIONS) for name in names]
         if FP8 in precisions and self.is_function:
@@ -179,7 +144,7 @@ class Source:
         blocks: int | None = None,
         chip: TracedChip | None = None,
     ) -> keras.Model:
-        """Builds the model under a policy, with changes; the original is not changed.
+        """Builds the model anew, under a policy and with changes.
 
         Args:
             policy: the policy that a function builds it in, also where it asks for "auto"; of a model its precision.
@@ -212,7 +177,7 @@ class Source:
 
     @contextmanager
     def _scope(self) -> Iterator[None]:
-        """A scope in which built models are used: on JAX, of a function's, variables have no values."""
+        # On JAX the variables of a function's models have no values.
         with backend.no_allocation() if self.is_function else nullcontext():
             yield
 
@@ -226,8 +191,8 @@ class Source:
         blocks: int | None = None,
         training: bool = True,
         plan: Plan | None = None,
-    ) -> LoweredStep:
-        """Lowers a step of the model under a policy, with changes; the arguments are `build`'s and `lower_step`'s.
+    ) -> Lowered:
+        """Lowers a step; arguments are of `build` and `lower_step`.
 
         Raises:
             ValueError: If the model is not built or not compiled, or the batch does not fit it or the devices.
@@ -249,7 +214,7 @@ class Source:
     def outline(
         self, policy: str = "", changes: Sequence[Change] = (), blocks: int | None = None, strategy: str = ""
     ) -> Outline:
-        """Describes the model under a policy, with changes; the arguments are `build`'s.
+        """Describes the model; arguments are those of `build`.
 
         Args:
             strategy: the way in which devices share the model, where it has rules for that.
@@ -281,7 +246,7 @@ class Source:
 
 def lower_step(
     model: keras.Model, batch: Any, *, training: bool, chip: TracedChip, plan: Plan | None = None
-) -> LoweredStep:
+) -> Lowered:
     """Lowers one step of a model; nothing is executed.
 
     It is the step as `fit` or `predict` would run it. What `fit` creates before its first step, the optimizer's
@@ -314,8 +279,9 @@ def lower_step(
     lowered = engine.lower(model, shapes, {**operations, **layers, "": model}, training=training, chip=chip, plan=plan)
     packed = {variable.path for layer in layers.values() for variable in packed_weights(layer)}
     arguments = tuple(replace(one, holds="int4") if one.path in packed else one for one in lowered.arguments)
-    return LoweredStep(
-        **vars(lowered) | {"arguments": arguments},
+    return replace(
+        lowered,
+        arguments=arguments,
         precision=precision_of(model),
         layers=tuple(layers),
         flags=compiler_options(model) if chip.platform == "cpu" else {},
@@ -357,7 +323,7 @@ _CHANGES: Mapping[str, Callable[..., Any]] = {
 
 
 def _waits(model: keras.Model) -> bool:
-    """Whether the optimizer keeps all gradients until it has checked them, and need not."""
+    """Whether all gradients are kept without need."""
     optimizer = model.optimizer
     unscaled = isinstance(optimizer, LossScaleOptimizer) and isinstance(optimizer.loss_scale, NoLossScale)
     if not unscaled or optimizer.release_gradients:
@@ -430,7 +396,8 @@ def _argument(kind: str, variable: keras.Variable) -> Argument:
 
 
 def _check_trains(model: keras.Model) -> None:
-    """Checks that a model has a loss: without one Keras trains nothing, and says nothing."""
+    """Checks that a model has a loss."""
+    # Without one Keras trains nothing, and says nothing.
     cls = original_class(model)
     own = cls.train_step is not keras.Model.train_step or cls.compute_loss is not keras.Model.compute_loss
     if not own and getattr(model, "loss", None) is None and not model.losses:
@@ -438,7 +405,7 @@ def _check_trains(model: keras.Model) -> None:
 
 
 def _build_for(model: keras.Model, batch: Any) -> None:
-    """Makes what `fit` makes before its first step: it computes the loss and the metrics of shapes."""
+    """Makes what `fit` makes before its first step."""
     try:
         model._symbolic_build(data_batch=batch)
     except (TypeError, ValueError) as error:
@@ -467,7 +434,7 @@ def _shapes(batch: Any) -> Any:
 
 
 def _as_fed(dtype: str) -> str:
-    """The dtype in which Keras feeds an array to a step."""
+    """Returns the dtype in which Keras feeds an array."""
     if dtype == "float64":
         return str(keras.backend.floatx())
     if keras.backend.backend() == "jax":
@@ -479,8 +446,9 @@ def _inputs(model: keras.Model, batch: Any, training: bool) -> Any:
     if not training:
         return batch
     if not isinstance(batch, tuple) or len(batch) not in (2, 3):
+        shapes = keras.tree.map_structure(lambda leaf: getattr(leaf, "shape", None), batch)
         raise ValueError(
-            f"batch must be (x, y) or (x, y, sample_weight) to train model {model.name!r}, got {_outline(batch)}"
+            f"batch must be (x, y) or (x, y, sample_weight) to train model {model.name!r}, got the shapes {shapes}"
         )
     return batch[0]
 
@@ -502,9 +470,3 @@ def _check_inputs(model: keras.Model, x: Any) -> None:
                 f"batch gives the shape {tuple(tensor.shape)} for input {spec.name!r} of model {model.name!r}, which "
                 f"takes {tuple(spec.shape)}"
             )
-
-
-def _outline(batch: Any) -> str:
-    if isinstance(batch, tuple):
-        return f"a tuple of {len(batch)}"
-    return f"one array of shape {tuple(batch.shape)}" if hasattr(batch, "shape") else f"a {type(batch).__name__}"

@@ -1,4 +1,4 @@
-"""Lowers a step of a Keras model on JAX: the step is traced, and nothing runs."""
+"""Lowers a step of a Keras model on JAX."""
 
 from __future__ import annotations
 
@@ -26,22 +26,14 @@ def lower(
     batch: Any,
     layers: Mapping[str, Any],
     *,
-    training: bool = True,
+    training: bool,
     chip: TracedChip,
-    plan: Any = None,
+    plan: Any,
 ) -> Lowered:
-    """Lowers one step of a model to StableHLO.
+    """Lowers one step of a model to StableHLO; nothing runs.
 
-    Args:
-        model: a built Keras model, compiled where a training step is asked for.
-        batch: a structure of `keras.KerasTensor`: (x, y) or (x, y, sample_weight) to train, x to infer.
-        layers: the model's layers by path, to name the operations by; the model itself is "".
-        training: whether a whole training step is lowered, otherwise the forward pass of inference.
-        chip: the chip that the step is for.
-        plan: a `keras_mp.parallel.plan.Plan`, for a step on several devices.
-
-    Returns:
-        The lowered step.
+    The arguments are those of `keras_mp.lowering.lower_step`; the batch holds instances of `keras.KerasTensor`, and the
+    layers, by path, name the operations.
 
     Raises:
         CompileError: If JAX cannot trace the step.
@@ -124,7 +116,8 @@ def _no(original: Any) -> Any:
 
 @contextmanager
 def _without_tracebacks() -> Iterator[None]:
-    """Leaves the lines of the program out of the module, so that it depends on the step alone."""
+    """Leaves the lines of the program out of the module."""
+    # It then depends on the step alone.
     limit = getattr(jax.config, "jax_traceback_in_locations_limit")  # noqa: B009 (mypy does not know it)
     jax.config.update("jax_traceback_in_locations_limit", 0)
     try:

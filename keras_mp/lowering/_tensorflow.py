@@ -1,4 +1,4 @@
-"""Lowers a step of a Keras model on TensorFlow: the step is traced for XLA, and nothing runs."""
+"""Lowers a step of a Keras model on TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,26 +22,15 @@ def lower(
     batch: Any,
     layers: Mapping[str, Any],
     *,
-    training: bool = True,
+    training: bool,
     chip: TracedChip,
-    plan: Any = None,
+    plan: Any,
 ) -> Lowered:
-    """Lowers one step of a model to StableHLO.
-
-    Args:
-        model: a built Keras model, compiled where a training step is asked for.
-        batch: a structure of `keras.KerasTensor`: (x, y) or (x, y, sample_weight) to train, x to infer.
-        layers: the model's layers by path, to name the operations by; the model itself is "".
-        training: whether a whole training step is lowered, otherwise the forward pass of inference.
-        chip: the chip that the step is for.
-        plan: None: a plan is JAX's alone.
-
-    Returns:
-        The lowered step.
+    """Lowers one step of a model, as of `_jax`.
 
     Raises:
         CompileError: If TensorFlow cannot trace the step for XLA.
-        ValueError: If there is a plan.
+        ValueError: If there is a plan, which is JAX's alone.
     """
     if plan is not None:
         raise ValueError(

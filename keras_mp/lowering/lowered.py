@@ -1,4 +1,4 @@
-"""A lowered step: StableHLO whose operations name the layer call they come from, and what each argument is."""
+"""A lowered step: StableHLO, its arguments and its calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -15,8 +15,6 @@ import keras
 from keras_mp.backend.common.keras_patches import scopes, wrapped_methods
 
 UNATTRIBUTED = "unattributed"
-
-
 _CALL = re.compile(r"keras_mp\.call\.(\d+)")
 
 
@@ -29,60 +27,39 @@ class CompileError(RuntimeError):
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a lowered step.
+    """One argument of a lowered step."""
 
-    Args:
-        kind: "parameters" (weights that train), "state" (weights that do not), "optimizer", "metrics" or "batch".
-        path: the variable's path, or the place in the batch.
-        shape: the dimensions of the argument.
-        dtype: the element type, as Keras writes it.
-        parts: the number of devices that it is split over.
-        holds: the type that its elements stand for, where that is not their own: "int4" of int8 ones with two weights
-            each.
-        on_host: Whether it lies in the host's memory.
-    """
-
+    # "parameters" (weights that train), "state" (weights that do not), "optimizer", "metrics" or "batch"
     kind: str
-    path: str
+    path: str  # the variable's path, or the place in the batch
     shape: tuple[int, ...]
-    dtype: str
-    parts: int = 1
-    holds: str = ""
-    on_host: bool = False
+    dtype: str  # the element type, as Keras writes it
+    parts: int = 1  # the number of devices that it is split over
+    holds: str = ""  # the type that its elements stand for, where not their own: "int4" of int8, two weights each
+    on_host: bool = False  # whether it lies in the host's memory
 
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One call of a layer while the step was traced.
+    """One call of a layer while the step was traced."""
 
-    Args:
-        path: the layer's path in the model; "" for the model itself.
-        kind: the layer's class.
-        number: 1 for its first call in the step.
-    """
-
-    path: str
-    kind: str
-    number: int
+    path: str  # the layer's path in the model; "" for the model itself
+    kind: str  # the layer's class
+    number: int  # 1 for its first call in the step
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """One step of a model as StableHLO.
+    """One step as StableHLO, and what reports say."""
 
-    Args:
-        module: the module as text, with locations, or as MLIR bytecode.
-        arguments: the arguments of its main function, in order.
-        calls: the layer calls of the trace; the operations of call i have keras_mp.call.i in their names.
-        backend: "tensorflow" or "jax".
-        model: the model's name.
-    """
-
-    module: bytes
-    arguments: tuple[Argument, ...]
-    calls: tuple[LayerCall, ...]
+    module: bytes  # the module as text, with locations, or as MLIR bytecode
+    arguments: tuple[Argument, ...]  # the arguments of its main function, in order
+    calls: tuple[LayerCall, ...]  # the trace's layer calls; operations of call i have keras_mp.call.i in their names
     backend: str
-    model: str
+    model: str  # the model's name
+    precision: str = ""  # the model's precision, as `inspect` names it
+    layers: tuple[str, ...] = ()  # the paths of its layers
+    flags: Mapping[str, Any] = field(default_factory=dict)  # XLA's options for its training on this machine's CPU
 
     @property
     def batch(self) -> tuple[str, ...]:
@@ -91,7 +68,8 @@ class Lowered:
         return tuple(f"{argument.dtype}{list(argument.shape)}" for argument in given)
 
     def layer(self, call: int | None) -> str:
-        """The path of the layer of a call, the model's name for the model itself, "unattributed" for None."""
+        """Returns the path of a call's layer, or "unattributed"."""
+        # Of the model itself its name.
         return UNATTRIBUTED if call is None else self.calls[call].path or self.model
 
 

@@ -59,7 +59,8 @@ def count(operations, model, platform):
     from keras_mp.planner.read.program import read_module
 
     batch = (keras.KerasTensor((8, 4), "float32"), keras.KerasTensor((8, 1), "float32"))
-    module = read_module(engine.lower(model, batch, {"": model}, chip=TracedChip(platform)).module)
+    lowered = engine.lower(model, batch, {"": model}, training=True, chip=TracedChip(platform), plan=None)
+    module = read_module(lowered.module)
     return len(re.findall(rf"stablehlo\.(?:{operations})\b", str(module)))
 
 
