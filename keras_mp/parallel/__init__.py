@@ -1,4 +1,4 @@
-"""One script on several devices or machines: `distribute`, and what is behind it."""
+"""One script on several devices or machines."""
 
 from keras_mp.system.stub_names import door
 

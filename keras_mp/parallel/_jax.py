@@ -1,9 +1,9 @@
-"""Several devices on JAX: Keras's distribution holds the state, and a training step is made of explicit collectives."""
+"""Several devices on JAX: a step of explicit collectives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from keras_mp.backend.common.keras_patches import patched
+from keras_mp.backend.common.keras_patches import Make, patched
 from keras_mp.backend.jax.tensors import active, inside, reading_parts
 from keras_mp.parallel._jax_part import AXIS, VariablePart
 from keras_mp.parallel._jax_placement import in_parts
@@ -37,11 +37,7 @@ class _Active(NamedTuple):
 
 
 class Layout(keras.distribution.ModelParallel):
-    """Keras's distribution by a plan.
-
-    Args:
-        plan: a `keras_mp.parallel.plan.Plan` with devices.
-    """
+    """Keras's distribution by a plan with devices."""
 
     def __init__(self, plan: Any) -> None:
         mesh = keras.distribution.DeviceMesh(plan.shape, list(plan.axes), list(plan.devices))
@@ -85,7 +81,8 @@ def tpu_coordinates(names: Sequence[str]) -> tuple[str, list[tuple[int, ...]]] |
 def parallel_scope(plan: Any) -> Iterator[Any]:
     """Scope in which a model trains over a plan's devices."""
     layout = Layout(plan)
-    with layout.scope(), patched(in_parts()), _ragged_batches(plan), _in_force(plan, layout.device_mesh.backend_mesh):
+    replacements = in_parts() | {"keras.src.backend.jax.distribution_lib.distribute_data_input": _dividing(plan)}
+    with layout.scope(), patched(replacements), _in_force(plan, layout.device_mesh.backend_mesh):
         yield layout
 
 
@@ -108,13 +105,13 @@ def _in_force(plan: Any, mesh: Any) -> Iterator[None]:
         active.pop()
 
 
-def _ragged_batches(plan: Any) -> AbstractContextManager[None]:
+def _dividing(plan: Any) -> Make:
     """Gives every device the whole of an indivisible last batch.
 
     Keras would lay it out as the batches before it, which fails.
     """
 
-    def dividing(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def distribute(batch: Any, layout: Any, batch_dim_name: Any) -> Any:
             if batch is None or shards_input():
                 return original(batch, layout, batch_dim_name)
@@ -127,7 +124,7 @@ def _ragged_batches(plan: Any) -> AbstractContextManager[None]:
 
         return distribute
 
-    return patched({"keras.src.backend.jax.distribution_lib.distribute_data_input": dividing})
+    return make
 
 
 def _loss_and_updates(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -167,9 +164,7 @@ def _on_each_device(
 ) -> Any:
     """Adds up the devices' losses and gradients of their rows.
 
-    Returns:
-        What Keras's `compute_loss_and_updates` returns, and the gradients of the trainable variables, each with the
-        layout of its variable.
+    Returns what Keras's `compute_loss_and_updates` does, and the gradients, each with the layout of its variable.
     """
     plan, mesh = active[-1]
     dtypes = _compute_dtypes(model)
@@ -263,9 +258,6 @@ def _one_of_several(split: dict[int, VariablePart]) -> Iterator[None]:
 
     Variables that are split are gathered where they are read: a block that `keras_mp.lean.remat` recomputes gathers its
     weights anew, and they are not kept. Random numbers are this device's own, from seeds that are the same on all.
-
-    Args:
-        split: the variables of which each device has a part, by id.
     """
 
     def gathering(read: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""One variable of a fully sharded step: gathered from the parts of the devices, and its gradient summed over them.
+"""One variable of a fully sharded step: gathered, and summed.
 
 Gathered in one byte, a weight is E4M3 with a scale for each row, along its last axis:
 
@@ -30,28 +30,18 @@ _ADDED_BYTES = range(2**10, 2**18 + 1)
 
 
 class VariablePart(NamedTuple):
-    """How one variable is split, gathered, and its gradient summed.
+    """How one variable is split, gathered, and its gradient summed."""
 
-    Attributes:
-        axis: the axis that is split; None for a variable that each device has whole.
-        dtype: the dtype in which it is gathered: that which its layer computes in.
-        reduce_dtype: the dtype in which its gradient is summed.
-        groups: the groups of devices of each of the sums one after the other; empty for a sum over all at once. Small
-            parts are gathered over the same groups.
-        overwritten: whether its gradient is its next value, of which the largest counts.
-        spec: the layout, as JAX writes it.
-        shape: the shape of the whole.
-        in_8_bits: whether it is gathered in E4M3, and not in `dtype`.
-    """
-
-    axis: int | None
-    dtype: str
-    reduce_dtype: str
+    axis: int | None  # the axis that is split; None for a variable that each device has whole
+    dtype: str  # the dtype in which it is gathered: that which its layer computes in
+    reduce_dtype: str  # the dtype in which its gradient is summed
+    # the groups of devices of each of the sums one after the other; empty for a sum over all at once. Small parts are
+    # gathered over the same groups
     groups: Sequence[Any]
-    overwritten: bool
-    spec: PartitionSpec
-    shape: tuple[int, ...]
-    in_8_bits: bool = False
+    overwritten: bool  # whether its gradient is its next value, of which the largest counts
+    spec: PartitionSpec  # the layout, as JAX writes it
+    shape: tuple[int, ...]  # the shape of the whole
+    in_8_bits: bool = False  # whether it is gathered in E4M3, and not in `dtype`
 
     def gathered(self, value: Any) -> Any:
         """Gathers the whole, rounded as its layer rounds it.
@@ -121,13 +111,9 @@ class VariablePart(NamedTuple):
 
 
 def scattered(value: Any, axis: int, groups: Sequence[Any]) -> Any:
-    """This device's part of the sum over the devices.
+    """Sums over the devices; returns this device's part.
 
-    Args:
-        value: the summand of this device, of the whole shape.
-        axis: the axis that is split.
-        groups: the groups of devices, as `keras_mp.parallel.hops.groups_of` makes them; empty for a sum over all at
-            once.
+    The groups are those of `keras_mp.parallel.hops.groups_of`; empty for a sum over all at once.
     """
     for members in groups or [None]:
         value = jax.lax.psum_scatter(value, AXIS, scatter_dimension=axis, axis_index_groups=members, tiled=True)

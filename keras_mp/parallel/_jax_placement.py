@@ -1,4 +1,4 @@
-"""Large weights are made and loaded in the parts that the devices hold, and never whole on one device or the host."""
+"""Large weights, made and loaded in the devices' parts."""
 
 from __future__ import annotations
 
@@ -112,13 +112,9 @@ def _program(initializer: Any, shape: tuple[int, ...], dtype: str, sharding: Any
 
 
 class SavedArray(np.lib.mixins.NDArrayOperatorsMixin):
-    """Array in an open file, read in parts.
+    """Data set of h5py, read in parts; as NumPy's, whole.
 
-    As one of NumPy, with its attributes, it is read whole.
-
-    Args:
-        dataset: a data set of h5py, with one axis or more.
-        dtype: the dtype of the values, where the file holds their bits alone, as for bfloat16.
+    Of bfloat16 the file holds the bits alone, and `dtype` says what they are.
     """
 
     def __init__(self, dataset: Any, dtype: np.dtype) -> None:

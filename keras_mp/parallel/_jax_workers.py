@@ -1,4 +1,4 @@
-"""Several processes on JAX: `jax.distributed`, after which the devices of all are one list."""
+"""Several processes on JAX, by `jax.distributed`."""
 
 from __future__ import annotations
 

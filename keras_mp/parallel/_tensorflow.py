@@ -1,4 +1,4 @@
-"""Several devices and processes on TensorFlow: its strategies, with what they and Keras get wrong put right."""
+"""Several devices and processes, by TensorFlow's strategies."""
 
 from __future__ import annotations
 
@@ -27,11 +27,7 @@ _numbers = itertools.count(1)
 
 
 class Replicas(OnReplicas, tf.distribute.MirroredStrategy):
-    """`MirroredStrategy` by a plan.
-
-    Args:
-        plan: a `keras_mp.parallel.plan.Plan`.
-    """
+    """`MirroredStrategy` by a plan."""
 
     def __init__(self, plan: Any) -> None:
         # Private: two strategies of a process would number their collective operations alike, and TensorFlow takes the
@@ -141,7 +137,6 @@ def connect(
 
     Args:
         addresses: `host:port` of each, where TensorFlow is to listen.
-        index: the number of this process among them.
         gpus: the numbers of the visible GPUs that this process takes; all by default.
         silence_seconds: the seconds after which a process that is silent is lost.
         join_seconds: the seconds that the rendezvous waits for all; then an error names who is missing.

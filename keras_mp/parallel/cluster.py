@@ -1,4 +1,4 @@
-"""Which processes train together: read from the command line, from TF_CONFIG, from SLURM, or from a TPU pod."""
+"""Which processes train together, as their surroundings say."""
 
 from __future__ import annotations
 
@@ -20,33 +20,21 @@ class ClusterError(ValueError):
 
 @dataclass(frozen=True)
 class Cluster:
-    """The processes that train together.
+    """The processes that train together."""
 
-    Attributes:
-        addresses: the address `host:port` of each process; the first one's is where the others report.
-        index: the number of this process among them, counted from 0.
-        source: the place where this was read.
-    """
-
-    addresses: tuple[str, ...]
-    index: int
-    source: str
+    addresses: tuple[str, ...]  # `host:port` of each process; the first one's is where the others report
+    index: int  # the number of this process among them, counted from 0
 
     def name(self, index: int) -> str:
         """A process in words: `worker 1 (host1:12345)`."""
         return f"worker {index} ({self.addresses[index]})"
 
     def own_gpus(self, visible: str | None) -> list[int] | None:
-        """Numbers the GPUs of its machine that this process takes.
+        """Numbers the GPUs, among CUDA_VISIBLE_DEVICES, that it takes.
 
-        Args:
-            visible: the value of this process's variable CUDA_VISIBLE_DEVICES.
-
-        Returns:
-            Their numbers among the visible ones; None for all of them: of a process alone on its machine, and of one
-            that was given fewer GPUs than there are processes, which are its own.
+        None for all: of a process alone on its machine, and of one that was given fewer than there are processes.
         """
-        hosts = [split_address(address)[0] for address in self.addresses]
+        hosts = [_host(address) for address in self.addresses]
         host = hosts[self.index]
         count, local = hosts.count(host), hosts[: self.index].count(host)
         given = len(visible.split(",")) if visible else None
@@ -93,10 +81,9 @@ def find_cluster(
     return cluster if len(cluster.addresses) > 1 else None
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Splits `host:port`; an IPv6 host is in brackets."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
+def _host(address: str) -> str:
+    """The host of `host:port`; of IPv6 it is in brackets."""
+    return address.rpartition(":")[0].strip("[]")
 
 
 def _from_tf_config(text: str) -> Cluster:
@@ -193,7 +180,7 @@ def _checked(addresses: tuple[str, ...], index: int, source: str) -> Cluster:
         raise ClusterError(f"{source}: an address is listed twice in {', '.join(addresses)}")
     if not 0 <= index < len(addresses):
         raise ClusterError(f"{source}: this process is number {index}, and there are {len(addresses)}, counted from 0")
-    return Cluster(addresses, index, source)
+    return Cluster(addresses, index)
 
 
 def _own_index(addresses: tuple[str, ...]) -> int:
@@ -202,7 +189,7 @@ def _own_index(addresses: tuple[str, ...]) -> int:
         own |= {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)}
     except OSError:
         pass
-    here = [index for index, address in enumerate(addresses) if address.rpartition(":")[0].strip("[]") in own]
+    here = [index for index, address in enumerate(addresses) if _host(address) in own]
     if len(here) != 1:
         raise ClusterError(
             f"--hosts: {len(here)} of {', '.join(addresses)} are this machine, {socket.gethostname()}: say which one "

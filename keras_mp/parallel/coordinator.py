@@ -1,4 +1,4 @@
-"""Several processes: what must be the same on all, compared in the store of their engine, and which one is lost."""
+"""What several processes share, and which one is lost."""
 
 from __future__ import annotations
 
@@ -119,13 +119,9 @@ class Coordinator:
         return value
 
     def begin_step(self, stop: bool) -> bool:
-        """Counts a step; all must call it before each.
+        """Counts a step; returns whether to stop after it.
 
-        Args:
-            stop: whether this process wants to stop after a step that is soon.
-
-        Returns:
-            Whether to stop after this one: on JAX the same on all processes, on TensorFlow `stop`, which the step sums.
+        On JAX that is the same on all processes; on TensorFlow it is `stop`, which the step sums.
         """
         self._count()
         self.steps += 1

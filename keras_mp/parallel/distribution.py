@@ -1,4 +1,4 @@
-"""How a model is distributed over devices, and gathered on one again."""
+"""A model distributed over devices, and gathered again."""
 
 from __future__ import annotations
 
@@ -87,18 +87,8 @@ def make_plan(
     rules: Rules | LayoutMapOf | None = None,
     gather_dtype: str = "compute",
 ) -> Plan:
-    """Checks what `distribute` is given.
-
-    Args:
-        available: the names of the devices that there are.
-
-    Returns:
-        The plan.
-
-    Raises:
-        ValueError: As `distribute`.
-    """
-    check_strategy(strategy, reduce_dtype, gather_dtype)
+    """Makes a plan of `distribute`'s arguments and the devices."""
+    _check_names(strategy, reduce_dtype, gather_dtype)
     if strategy != "data" and keras.backend.backend() == "tensorflow":
         raise ValueError(
             f"strategy={strategy!r} needs JAX (KERAS_BACKEND=jax): on TensorFlow, tf.distribute keeps a whole copy of "
@@ -127,13 +117,7 @@ def make_plan(
     return dataclasses.replace(plan, rules=rules)
 
 
-def check_strategy(strategy: str, reduce_dtype: str, gather_dtype: str = "compute") -> None:
-    """Checks names.
-
-    Raises:
-        ValueError: If the strategy or a dtype is unknown, the strategy leaves the sums to the compiler, or gathers no
-            weights.
-    """
+def _check_names(strategy: str, reduce_dtype: str, gather_dtype: str) -> None:
     one_of("strategy", strategy, STRATEGIES)
     one_of("reduce_dtype", reduce_dtype, REDUCE_DTYPES)
     if strategy == "tensor" and reduce_dtype != "float32":

@@ -1,4 +1,4 @@
-"""Over how many devices at once the gradients of a fully sharded step are summed, by the slice of TPUs.
+"""Over how many devices at once gradients are summed.
 
 Over some slices libtpu makes a sum of the whole array, on every device, of a `psum_scatter` over all of them. If the
 sum goes over one dimension of the slice after the other, it stays a scatter: over the first dimension each device gets
@@ -38,17 +38,10 @@ _OF_OTHER_AXES = {"v5e:16x16": (4, 4, 4, 4)}
 
 
 class Hops(NamedTuple):
-    """Numbers of devices that are summed over one by one.
+    """Numbers of devices summed over one by one, or none."""
 
-    Empty where all are at once.
-
-    Attributes:
-        first: the hops of arrays that are split along their first axis.
-        other: the hops of arrays that are split along another.
-    """
-
-    first: tuple[int, ...] = ()
-    other: tuple[int, ...] = ()
+    first: tuple[int, ...] = ()  # of arrays that are split along their first axis
+    other: tuple[int, ...] = ()  # of arrays that are split along another
 
 
 def hops_of(topology: str) -> Hops:
@@ -58,15 +51,10 @@ def hops_of(topology: str) -> Hops:
 
 
 def in_hops(names: Sequence[str], kind: str, places: Sequence[Place]) -> tuple[tuple[str, ...], Hops]:
-    """Puts attached devices in the order that hops need.
+    """Puts devices of a slice in the order of hops.
 
-    Args:
-        kind: the kind of device, as the runtime names it, such as "TPU v5 lite".
-        places: the coordinates of each device in its slice.
-
-    Returns:
-        The names in the order of the coordinates, of which the first counts least, and the hops; the names as they
-        are, and no hops, where these devices need none or are no whole slice.
+    The first coordinate counts least. Where devices of this kind, such as "TPU v5 lite", need no hops or are no whole
+    slice, there are none, and the names stay as they are.
     """
     chip = identify_chip(kind)
     extents = [1 + max(along) for along in zip(*places, strict=True)]
@@ -84,9 +72,6 @@ def groups_of(hops: Sequence[int]) -> list[list[list[int]]]:
     """Groups devices for each sum, by their numbers.
 
     Device `i * hops[1] + j` of two hops gets part `j` of part `i`, as of a sum over all at once.
-
-    Args:
-        hops: the number of devices of each hop; their product is the number of all.
     """
     made = []
     for place, size in enumerate(hops):

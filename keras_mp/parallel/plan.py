@@ -1,4 +1,4 @@
-"""A plan: which devices there are, which axis of each array is split over them, and in what gradients are summed."""
+"""A plan: devices, and how arrays are split over them."""
 
 from __future__ import annotations
 
@@ -27,30 +27,20 @@ _CODES = ("int8", "uint8")  # of quantized weights
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model lies on devices.
+    """How a model lies on devices."""
 
-    Args:
-        strategy: the way in which weights and batches lie: "data", "fully_sharded" or "tensor".
-        devices: the names of the devices, as the backend writes them; empty where a step is only compiled.
-        shape: the shape of the mesh: the devices that share a batch, and with "tensor" those that share a weight.
-        reduce_dtype: the dtype in which gradients are summed over the devices.
-        rules: the axis of a weight that "tensor" splits, by patterns of its path; None for the rules that the models
-            built in its scope have.
-        declared: the rules of the models built in its scope, as they come.
-        hops: the numbers of devices over which "fully_sharded" sums gradients, one after the other;
-            `keras_mp.parallel.hops` says which slices need it, and in which order the devices are then.
-        gather_dtype: the dtype in which "fully_sharded" gathers weights: "compute", the dtype that their layers compute
-            in, or "float8".
-    """
-
-    strategy: str
-    devices: tuple[str, ...]
-    shape: tuple[int, ...]
-    reduce_dtype: str = "float32"
+    strategy: str  # the way in which weights and batches lie: "data", "fully_sharded" or "tensor"
+    devices: tuple[str, ...]  # their names, as the backend writes them; empty where a step is only compiled
+    shape: tuple[int, ...]  # of the mesh: devices that share a batch, and with "tensor" those that share a weight
+    reduce_dtype: str = "float32"  # the dtype in which gradients are summed over the devices
+    # the axis of a weight that "tensor" splits, by patterns of its path; None for those of models built in its scope
     rules: Rules | None = None
+    # the rules of the models built in its scope, as they come
     declared: list[tuple[str, tuple[str | None, ...]]] = field(default_factory=list, compare=False, repr=False)
+    # the numbers of devices over which "fully_sharded" sums gradients, one after the other; `keras_mp.parallel.hops`
+    # says which slices need it, and in which order the devices are then
     hops: Hops = Hops()
-    gather_dtype: str = "compute"
+    gather_dtype: str = "compute"  # as "fully_sharded" gathers weights: "compute", for their layers' own, or "float8"
 
     def in_8_bits(self, shape: tuple[int, ...], dtype: str) -> bool:
         """Tells whether such a weight is gathered in E4M3."""
@@ -93,12 +83,8 @@ class Plan:
         optimizer lies as its variable does, because its shape is the same and its path holds the variable's; the scales
         of a slot in 8 bits lie with the rows, whose own axis has length 1 there and is not split.
 
-        Args:
-            dtype: the element type of the variable; floating-point variables are split, and by "fully_sharded"
-                quantized weights.
-
-        Returns:
-            For each dimension the name of a mesh axis, or None.
+        Floats are split, and by "fully_sharded" quantized weights. Returned is, for each dimension, the name of a mesh
+        axis or None.
 
         Raises:
             ValueError: If a rule splits an axis that the devices do not divide.
@@ -161,13 +147,11 @@ class Plan:
 def plan_of(strategy: str | Plan, devices: int, topology: str = "") -> Plan:
     """Makes a plan for devices that are not there.
 
+    For "tensor" the devices all share each weight, and the rules are the model's.
+
     Args:
         strategy: a strategy, or a plan.
-        devices: the number of devices that there would be.
         topology: the name that libtpu has for a slice of TPUs.
-
-    Returns:
-        The plan; for "tensor" the devices all share each weight, and the rules are the model's.
 
     Raises:
         ValueError: If the strategy is unknown, or the plan is for another number of devices.

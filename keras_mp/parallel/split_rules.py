@@ -1,6 +1,7 @@
-"""Which axis of a weight is split in tensor parallelism, as the function that builds the model says.
+"""Which axes of weights tensor parallelism splits.
 
-A model's rules stand with the model: they hold for the names that it gives its layers, which mean nothing elsewhere.
+A model's rules stand with the function that builds it: they hold for the names that it gives its layers, which mean
+nothing elsewhere.
 """
 
 from __future__ import annotations

@@ -94,10 +94,7 @@ def agree(name: str, value: Any) -> None:
 def begin_step(stop: bool) -> bool:
     """Tells whether training stops after the step that begins.
 
-    All processes must call it before every step, as `keras_mp.training.fit` does.
-
-    Args:
-        stop: whether this process wants to stop soon.
+    All processes must call it before every step, as `keras_mp.training.fit` does, and say whether they want to stop.
     """
     return _joined[-1].begin_step(stop) if _joined else stop
 

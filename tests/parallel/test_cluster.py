@@ -18,7 +18,7 @@ def test_a_process_alone_has_no_cluster():
 
 
 def test_hosts_and_an_index():
-    assert find_cluster("a:1, b:2", 1, {}) == Cluster(("a:1", "b:2"), 1, "--hosts")
+    assert find_cluster("a:1, b:2", 1, {}) == Cluster(("a:1", "b:2"), 1)
 
 
 def test_this_machine_is_found_by_its_name():
@@ -28,10 +28,10 @@ def test_this_machine_is_found_by_its_name():
 
 
 def test_tf_config():
-    assert find_cluster(environment=tf_config()) == Cluster(("a:1", "b:2"), 1, "TF_CONFIG")
+    assert find_cluster(environment=tf_config()) == Cluster(("a:1", "b:2"), 1)
     chief = tf_config(cluster={"chief": ["c:3"], "worker": ["a:1", "b:2"]})
-    assert find_cluster(environment=chief) == Cluster(("c:3", "a:1", "b:2"), 2, "TF_CONFIG")
-    assert find_cluster("x:1,y:2", 0, tf_config()).source == "--hosts"
+    assert find_cluster(environment=chief) == Cluster(("c:3", "a:1", "b:2"), 2)
+    assert find_cluster("x:1,y:2", 0, tf_config()).addresses == ("x:1", "y:2")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_slurm():
         "SLURM_JOB_ID": "41234",
         "SLURM_PROCID": "2",
     }
-    assert find_cluster(environment=environment) == Cluster(("n08:21234", "n08:21235", "n09:21234"), 2, "SLURM")
+    assert find_cluster(environment=environment) == Cluster(("n08:21234", "n08:21235", "n09:21234"), 2)
     with pytest.raises(ClusterError, match="SLURM_STEP_NODELIST is not set: start them with srun, or pass --hosts"):
         find_cluster(environment={"SLURM_STEP_NUM_TASKS": "2"})
 
@@ -96,14 +96,14 @@ def test_an_index_that_is_not_there_is_named():
     ],
 )
 def test_the_gpus_of_a_machine_are_shared_out(addresses, index, visible, gpus):
-    assert Cluster(addresses, index, "test").own_gpus(visible) == gpus
+    assert Cluster(addresses, index).own_gpus(visible) == gpus
 
 
 def test_the_workers_of_a_tpu_slice():
     workers = {"TPU_WORKER_HOSTNAMES": "t-0.s, t-1.s", "TPU_WORKER_ID": "1"}
-    assert find_cluster(environment=workers) == Cluster(("t-0.s:20000", "t-1.s:20000"), 1, "TPU_WORKER_HOSTNAMES")
+    assert find_cluster(environment=workers) == Cluster(("t-0.s:20000", "t-1.s:20000"), 1)
     assert find_cluster(environment=workers | {"TPU_WORKER_HOSTNAMES": "localhost"}) is None
-    assert find_cluster("a:1,b:1", 0, workers).source == "--hosts"
+    assert find_cluster("a:1,b:1", 0, workers).addresses == ("a:1", "b:1")
     with pytest.raises(ClusterError, match="TPU_WORKER_ID, '', must be which of them this is"):
         find_cluster(environment={"TPU_WORKER_HOSTNAMES": "a,b"})
     with pytest.raises(ClusterError, match="MEGASCALE_NUM_SLICES is 2, .* pass --hosts with those of all"):

@@ -71,7 +71,7 @@ def together(act, count=3, **options):
 
     def run(index):
         try:
-            outcomes[index] = act(Coordinator(Cluster(ADDRESSES[:count], index, "test"), **options))
+            outcomes[index] = act(Coordinator(Cluster(ADDRESSES[:count], index), **options))
         except Exception as error:  # noqa: BLE001 - it is what is tested
             outcomes[index] = error
 
@@ -133,7 +133,7 @@ def test_join_compares_the_settings(store):
 
     def act(index):
         with pytest.raises(ClusterError) as told[index]:
-            with workers.join(Cluster(ADDRESSES[:2], index, "test"), {"rate": (0.01, 0.5)[index]}):
+            with workers.join(Cluster(ADDRESSES[:2], index), {"rate": (0.01, 0.5)[index]}):
                 pass
 
     threads = [threading.Thread(target=act, args=(index,), daemon=True) for index in range(2)]
@@ -212,7 +212,7 @@ def test_one_that_does_not_join_is_named(store, monkeypatch, index, text, messag
 
     monkeypatch.setattr(engine, "connect", connect)
     with pytest.raises(LostWorkerError, match=message):
-        Coordinator(Cluster(ADDRESSES, index, "test"))
+        Coordinator(Cluster(ADDRESSES, index))
 
 
 def test_the_process_that_an_error_of_the_engine_names(store):
@@ -220,7 +220,7 @@ def test_the_process_that_an_error_of_the_engine_names(store):
         "Error reported from /job:worker/task:2: The following tasks are unhealthy (stopped sending heartbeats):\n"
         "/job:worker/replica:0/task:2\nThe tasks have crashed.\nremote target /job:worker/replica:0/task:0"
     )
-    coordinator = Coordinator(Cluster(ADDRESSES, 1, "test"), on_lost=pytest.fail)
+    coordinator = Coordinator(Cluster(ADDRESSES, 1), on_lost=pytest.fail)
     assert coordinator.who_is_lost(RuntimeError(told)) == "worker 2 (host2:1)"
     assert coordinator.who_is_lost(RuntimeError(told.rpartition("\n")[2])) == "worker 0 (host0:1)"
     coordinator.leave(RuntimeError())
