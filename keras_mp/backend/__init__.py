@@ -1,6 +1,7 @@
-"""What several rooms need of TensorFlow and JAX, and nothing else: both folders have the same public functions.
+"""What several rooms need of TensorFlow and JAX.
 
-A room has functions of its own in its modules `_tensorflow` and `_jax`, of which `engine_of` imports one.
+Both folders have the same public functions. A room has functions of its own in its modules `_tensorflow` and `_jax`, of
+which `engine_of` imports one.
 """
 
 from importlib import import_module
@@ -20,12 +21,5 @@ else:
 
 
 def engine_of(package: str) -> ModuleType:
-    """Imports a room's functions for the backend in use.
-
-    Args:
-        package: the name of the room, such as "keras_mp.lean".
-
-    Returns:
-        Its module `_tensorflow` or `_jax`.
-    """
+    """Imports a room's `_tensorflow` or `_jax`; rooms as "keras_mp.lean"."""
     return import_module(f"{package}._{keras.backend.backend()}")

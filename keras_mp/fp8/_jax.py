@@ -54,26 +54,16 @@ def scaled_dot(
     return jax.lax.optimization_barrier(result) if apart else result
 
 
-def block_scaled_dot(
-    left: Any,
-    left_scales: Any,
-    right: Any,
-    right_scales: Any,
-    factor: Any,
-    dtype: str,
-    *,
-    name: str,
-    emulate: Callable[..., Any],
-) -> Any:
+def block_scaled_dot(operands: Sequence[Any], factor: Any, dtype: str, name: str, emulate: Callable[..., Any]) -> Any:
     """Multiplies rows of two matrices in blocks with scales.
 
     NVIDIA's GPUs have units for it.
 
     Args:
-        left, right: matrices of shape (m, k) and (n, k), FP8 or E2M1; of FP8, one of the two in E4M3.
-        left_scales, right_scales: scales of shape (m, k / 32) for FP8, uint8, as E8M0; (m, k / 16) for E2M1, of E4M3.
+        operands: a matrix of shape (m, k), FP8 or E2M1, and its scales: (m, k / 32) for FP8, uint8, as E8M0;
+            (m, k / 16) for E2M1, of E4M3; and the same of (n, k). Of FP8, one of the two is in E4M3.
         factor: float32, of shape (), that the sums are multiplied by; None for 1.
-        emulate: a function that computes the same from the four and the factor, for other devices.
+        emulate: a function that computes the same from the factor and the operands, for other devices.
     """
 
     def by_units(factor: Any, *operands: Any) -> Any:
@@ -90,10 +80,9 @@ def block_scaled_dot(
         sums = varying_as(sums, [left, left_scales, right, right_scales])  # XLA's operation does not say so
         return sums if factor is None else (sums * factor).astype(dtype)
 
-    operands = factor, left, left_scales, right, right_scales
-    if 0 in (*left.shape, *right.shape):
-        return emulate(*operands)
-    return jax.lax.platform_dependent(*operands, cuda=by_units, default=emulate)
+    if any(x.size == 0 for x in operands):
+        return emulate(factor, *operands)
+    return jax.lax.platform_dependent(factor, *operands, cuda=by_units, default=emulate)
 
 
 def _within_a_device(left: Any, right: Any, left_scales: Any, right_scales: Any, preferred_element_type: str) -> Any:

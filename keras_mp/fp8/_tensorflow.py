@@ -76,20 +76,10 @@ def scaled_dot(
     return barrier([result], [])[0] if apart else result
 
 
-def block_scaled_dot(
-    left: Any,
-    left_scales: Any,
-    right: Any,
-    right_scales: Any,
-    factor: Any,
-    dtype: str,
-    *,
-    name: str,
-    emulate: Callable[..., Any],
-) -> Any:
+def block_scaled_dot(operands: Sequence[Any], factor: Any, dtype: str, name: str, emulate: Callable[..., Any]) -> Any:
     """Emulates the product: TensorFlow lacks it and its types."""
     del dtype, name
-    return emulate(factor, left, left_scales, right, right_scales)
+    return emulate(factor, *operands)
 
 
 def _mlir_type(shape: Sequence[int | None], dtype: tf.DType) -> str:

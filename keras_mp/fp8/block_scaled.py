@@ -104,11 +104,8 @@ def hadamard_signs(seed: int) -> list[float]:
 def quantize_matrix(x: Any, scaling: Scaling, axis: int, bits: Any = None) -> Blocks:
     """Rounds a matrix in blocks along one of its axes.
 
-    Args:
-        bits: uint32 of x's shape, words of stochastic rounding; None to round to the nearest.
-
-    Returns:
-        The matrix, transposed where axis is 0, so that blocks run along rows; the last is filled up with zeros.
+    It is transposed where that is 0, so that blocks run along rows; the last is filled up with zeros. Bits are words of
+    stochastic rounding; without them it is to the nearest.
     """
     size = BLOCK_SIZES[scaling.scale]
     x = _padded(keras.ops.cast(x, "float32"), axis, size)
@@ -140,10 +137,9 @@ def _rounded(blocks: Any, amax: Any, axes: tuple[int, ...], scaling: Scaling, bi
 
 
 def quantize_tiles(x: Any, scaling: Scaling) -> Blocks:
-    """Rounds a matrix in tiles of 16 x 16.
+    """Rounds a matrix, filled up with zeros, in square tiles.
 
-    Returns:
-        The codes, both axes filled up with zeros to a multiple of 16, and the tiles' scales, an axis for each of both.
+    The tiles' scales have an axis for each of both.
     """
     x = keras.ops.cast(x, "float32")
     for axis in (0, 1):
@@ -158,9 +154,7 @@ def quantize_tiles(x: Any, scaling: Scaling) -> Blocks:
 def rows_of_tiles(tiles: Blocks, axis: int, rows: int) -> Blocks:
     """Reads a matrix in tiles as blocks along rows.
 
-    Args:
-        axis: the axis along which blocks run: 0, and the matrix is transposed, or 1.
-        rows: the number of rows, without those that were filled up.
+    Blocks run along the axis; where it is 0, the matrix is transposed. Rows that were filled up are left out.
     """
     values, scales = (keras.ops.transpose(y) if axis == 0 else y for y in tiles[:2])
     # In float32: TensorFlow repeats no FP8.
@@ -234,7 +228,7 @@ def block_dot(left: Blocks, right: Blocks, dtype: str, name: str, apart: bool) -
         return engine.scaled_dot(x, w, ([1], [1]), one, dtype, precise=True, apart=apart, name=name)
 
     operands = left.values, left.scales, right.values, right.scales
-    return engine.block_scaled_dot(*operands, factor, dtype, name=name, emulate=emulate)
+    return engine.block_scaled_dot(operands, factor, dtype, name, emulate)
 
 
 # A tensor as a matrix, one of whose axes a product sums over.
@@ -243,14 +237,8 @@ def block_dot(left: Blocks, right: Blocks, dtype: str, name: str, apart: bool) -
 def as_matrix(x: Any, summed: Sequence[int]) -> tuple[Any, int]:
     """Reshapes a tensor to a matrix with one summed axis.
 
-    It is a reshape where the product sums over the first axes or over the last ones.
-
-    Args:
-        summed: axes, in the order that the product's other operand has, too. Of one of the two groups sizes may be
-            unknown.
-
-    Returns:
-        A tensor of two axes, and which of them, 0 or 1, the product sums over.
+    The axes are summed in the order that the product's other operand has, too. It is a reshape where they are the first
+    or the last. Of one of the two groups sizes may be unknown. Which axis is summed, 0 or 1, is returned beside it.
     """
     kept = [axis for axis in range(len(x.shape)) if axis not in summed]
     groups = [list(summed), kept] if list(summed) == list(range(len(summed))) else [kept, list(summed)]

@@ -17,12 +17,7 @@ from keras_mp.precision.hardware import MXFP8, current_device, support
 from keras_mp.rebuild.walk import FLOAT8, QAT, Walk, layers_by_path, original_class, precision_of_layer, treatments_of
 from keras_mp.system.argument_checks import whole_number
 from keras_mp.treatment.change import ChangePlan, Planned
-from keras_mp.treatment.treated import (
-    Treatment,
-    rebase,
-    register_treatments,
-    treat,
-)
+from keras_mp.treatment.treated import Treatment, rebase, register_treatments, treat
 from keras_mp.treatment.waiting import call, register_calls, waits
 
 # FP8 as a treatment of a layer.
@@ -244,7 +239,8 @@ register_calls({"convert": convert})
 
 
 def trains_quantized(scaling: Any) -> bool:
-    """Whether what `convert` is given asks for quantization-aware training, maybe by a wrong name."""
+    """Whether it asks for quantization-aware training."""
+    # Also by a wrong name: `quantize` knows the right ones.
     named = isinstance(scaling, str) and scaling.lower().startswith(("qat", "int4", "litert"))
     return named or isinstance(scaling, keras.quantizers.QuantizationConfig)
 
@@ -268,15 +264,7 @@ def decisions(
 ) -> list[Decision]:
     """Says which products are in 8 bits, and why.
 
-    It says of each Dense and EinsumDense layer whether it computes so, or would after `convert`.
-
-    Args:
-        model: a built Keras model, before or after `convert`.
-        select: a function `select(path, layer) -> bool`, as `convert` would be given it.
-        target: a chip's name, such as "h100": what the layer's products take there in bfloat16 and in FP8, forward and
-            backward, is predicted from the chip's rates, and `convert(model, target=...)` decides by it.
-        batch_size: the batch size for that prediction, where the model's inputs do not say it; 8 by default.
-        scaling: a scaling or its name, as `convert` would be given it.
+    It says of each Dense and EinsumDense layer whether it computes so, or would after `convert` with these arguments.
 
     Raises:
         ValueError: As for `convert`; also if the model does not say how many rows a layer's inputs have.
@@ -287,7 +275,7 @@ def decisions(
 
 
 def _told(changed: list[Decision], scalings: Scalings) -> str:
-    """Says which layers change their scaling, and what is kept of their amaxes."""
+    """Says which layers change, and which amaxes are kept."""
     before = dict.fromkeys(decision.layer.scaling for decision in changed)
     had, has = max(old.kept for old in before), scalings.kept
     if had and has:

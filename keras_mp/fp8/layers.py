@@ -144,7 +144,6 @@ class Float8Layer(SumsInFloat32):
     compute_dtype: str
     path: str
     name: str
-    _tracker: Any
     amax_history: AmaxHistory | None = None
 
     @property

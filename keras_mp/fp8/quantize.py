@@ -140,11 +140,7 @@ def known_magnitude(x: Any, scaling: Scaling, known: Known) -> Any:
 
 
 def next_history(history: Any, scalings: Scalings, amaxes: list[Any]) -> Any:
-    """What is known after an update, in the history's shape.
-
-    Args:
-        amaxes: float32 of shape (), by role, from `known_magnitude`.
-    """
+    """What is known after an update, from `known_magnitude`s by role."""
     columns = []
     if scalings.kept:
         rows = []
@@ -184,9 +180,7 @@ def read_kernel(variable: Any, scalings: Scalings) -> tuple[Any, Any]:
 def gather_parts(quantized: Quantized, part: Any, axes: tuple[int, ...] | None = None) -> Quantized:
     """Gathers a tensor of which a part was quantized.
 
-    Args:
-        part: the way in which the whole is made; None where it is the whole.
-        axes: the axes along which there is one scale; None for all.
+    There is one scale along the axes; None stands for all.
     """
     if part is None:
         return quantized

@@ -121,8 +121,10 @@ def matmul(
                 own = products.dot("kernel_gradient", x_kept, g_by_column, kernel_dtype)
                 to_x = products.dot("input_gradient", g_by_row, w_kept, input_dtype)
                 own = own if part is None else part.of_sum(own)
-                kept = [x.scale for x in (x_kept, w_kept) if isinstance(x, Quantized)]
-                return *first_order([to_x, own], g, kept, path), *following
+                # Kept are the 8-bit operands alone: their derivatives with respect to what was rounded are 0 or, as JAX
+                # has them, themselves rounded to 8 bits without a scale.
+                kept = [g, *(x.scale for x in (x_kept, w_kept) if isinstance(x, Quantized))]
+                return *engine.refuse_derivatives(_message(path), [to_x, own], kept), *following
 
         return products.dot("forward", x, w, dtype or input_dtype), gradient
 
@@ -132,11 +134,8 @@ def matmul(
 class _Products:
     """The three products of one call.
 
-    Args:
-        equation: the equation of the forward product, without an ellipsis.
-        shape: the shapes of inputs and kernel, one after the other.
-        compute_dtype: the dtype of operands without a scaling.
-        part: the way in which the whole kernel is made of this device's part; None where it is whole.
+    The equation is the forward product's, without an ellipsis; the shape is that of inputs and then of the kernel.
+    Operands without a scaling are in the compute dtype.
     """
 
     def __init__(
@@ -327,18 +326,6 @@ def _float_dtype(name: str, x: Any) -> str:
     if not keras.backend.is_float_dtype(dtype):
         raise TypeError(f"{name} must be floats, got {dtype}: cast them, as with keras.ops.cast(x, 'bfloat16')")
     return dtype
-
-
-# Gradients of products of 8-bit operands, which have no derivatives of their own.
-
-
-def first_order(gradients: Sequence[Any], upstream: Any, kept: Sequence[Any], path: str) -> list[Any]:
-    """Returns gradients of a product, which refuse to be differentiated.
-
-    Kept for the backward pass are the 8-bit operands alone: their derivatives with respect to what was rounded are 0
-    or, as JAX has them, themselves rounded to 8 bits without a scale.
-    """
-    return engine.refuse_derivatives(_message(path), gradients, [upstream, *kept])
 
 
 def first_order_operands(operands: Sequence[Any], path: str) -> list[Any]:

@@ -184,11 +184,6 @@ class Scaling:
         """Arguments that make an equal one, as they are saved."""
         return vars(self) | {"format": self.format.name}
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Scaling:
-        """The scaling of a config."""
-        return cls(**config)
-
 
 Pair = tuple[Scaling, Scaling] | None
 
@@ -344,10 +339,7 @@ class Scalings:
 
     @property
     def columns(self) -> int:
-        """Number of columns that a layer keeps.
-
-        They hold amaxes, and the number of updates where it is counted.
-        """
+        """Columns that a layer keeps: amaxes, and updates if counted."""
         return self.kept + self.counts
 
     @property
@@ -357,10 +349,7 @@ class Scalings:
 
     @property
     def takes_parts(self) -> bool:
-        """Whether parts of a kernel scale as the whole.
-
-        Otherwise each device has the whole first.
-        """
+        """Whether parts of a kernel scale as the whole."""
         return not any(s.in_blocks or s.rounding != "nearest" for s in self.of("kernel"))
 
     @property
@@ -382,7 +371,7 @@ class Scalings:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Scalings:
         """The scalings of a config."""
-        return cls(**{name: pair and tuple(map(Scaling.from_config, pair)) for name, pair in config.items()})
+        return cls(**{name: pair and tuple(Scaling(**scaling) for scaling in pair) for name, pair in config.items()})
 
 
 def _mismatch(roles: tuple[str, str], left: Scaling, right: Scaling) -> str:
@@ -462,11 +451,7 @@ PRESETS: dict[str, tuple[Scalings, tuple[str, ...]]] = {
 
 
 def get_scalings(scaling: Any = None) -> Scalings:
-    """Finds scalings.
-
-    Args:
-        scaling: a `Scalings`; a `Scaling`, for all operands; the name of one of the kit's; its serialized
-            config; or None for "current".
+    """Finds scalings, by what `convert` takes or their config.
 
     Raises:
         ValueError: it is none of these.

@@ -1,4 +1,4 @@
-"""Which layers FP8 makes faster, the default of `convert`; and when 8 bits pay, by chip and size."""
+"""Which layers FP8 makes faster, by chip and size."""
 
 from __future__ import annotations
 
@@ -26,51 +26,32 @@ Select = Callable[[str, Any], bool]
 
 
 class Decision(NamedTuple):
-    """Whether `convert` converts a layer, and why.
+    """Whether `convert` converts a layer, and why."""
 
-    Attributes:
-        path: the names that lead to the layer, joined with `/`.
-        layer: the live layer.
-        sizes: inputs and outputs of its matrix product; None before it is built.
-        float8: whether it computes in FP8.
-        possible: whether it can.
-        reason: the reason for it or against it.
-        cost: the prediction for the target, if one was given and the layer can compute in FP8; of INT8 there is none.
-    """
-
-    path: str
+    path: str  # the names that lead to the layer, joined with `/`
     layer: keras.layers.Layer
-    sizes: tuple[int, int] | None
-    float8: bool
-    possible: bool
-    reason: str
+    sizes: tuple[int, int] | None  # inputs and outputs of its matrix product; None before it is built
+    float8: bool  # whether it computes in FP8
+    possible: bool  # whether it can
+    reason: str  # the reason for it or against it
+    # the prediction for the target, if one was given and the layer can compute in FP8; of INT8 there is none
     cost: Cost | None = None
 
 
 class Target(NamedTuple):
-    """The chip, batch and scaling to predict the gain for.
+    """The chip, batch and scaling to predict the gain for."""
 
-    Attributes:
-        chip: the chip's name.
-        batch_size: the batch size of a step, where the model does not say it.
-        scalings: the scalings of layers that are not in FP8 yet.
-    """
-
-    chip: str
-    batch_size: int
-    scalings: Scalings
+    chip: str  # the chip's name
+    batch_size: int  # the batch size of a step, where the model does not say it
+    scalings: Scalings  # the scalings of layers that are not in FP8 yet
 
 
 def decide(walk: Walk, select: Select | None = None, target: Target | None = None) -> list[Decision]:
-    """Decides for each Dense and EinsumDense layer of a model.
+    """Decides for each Dense and EinsumDense layer, depth first.
 
     Args:
-        walk: the walk over the model.
         select: a function `select(path, layer) -> bool` that decides instead of the default rule.
         target: a chip, batch and scaling; the gain that is predicted for it then decides, instead of sizes alone.
-
-    Returns:
-        A decision a layer, depth first.
 
     Raises:
         ValueError: the target is no chip with FP8, or MXFP8, or none that INT8 is known of; or the model does not say
@@ -86,7 +67,7 @@ def decide(walk: Walk, select: Select | None = None, target: Target | None = Non
 
 
 class _Predictor:
-    """Predicts the cost of layers, in the order of their paths."""
+    """Predicts the cost of layers, in order of their paths."""
 
     def __init__(self, target: Target):
         self.target = target
@@ -123,7 +104,10 @@ def _decide(
         return Decision(path, layer, sizes, isinstance(layer, Float8Layer), False, wrong)
     predicted = predict(path, layer, sizes) if predict else None
     cost = predicted if isinstance(predicted, Cost) else None
-    told = "" if cost is None else f": {_told(cost)}"
+    told = ""
+    if cost is not None:
+        milliseconds = f"{cost.bfloat16 * 1e3:.3g} ms a step in bfloat16, {cost.fp8 * 1e3:.3g} in FP8"
+        told = f": {milliseconds}, {cost.gain:.2f} times as fast (predicted)"
     if isinstance(layer, Float8Layer):
         computes = f"it computes in {layer.scaling.title} with {layer.scaling}"
         return Decision(path, layer, sizes, True, True, computes + told, cost)
@@ -132,17 +116,14 @@ def _decide(
         reason = "select chose it" if chosen else "select did not choose it"
         return Decision(path, layer, sizes, chosen, True, reason + told, cost)
     product = f"its product of {sizes[0]} by {sizes[1]}"
-    reason = ends.get(id(layer)) or _odd(*sizes)
-    if not reason and predicted is None:
-        reason = _too_small(*sizes)
-    elif not reason and not (predicted if cost is None else cost.gain >= 1):
+    reason = ends.get(id(layer), "")
+    if not reason and (sizes[0] % MULTIPLE or sizes[1] % MULTIPLE):
+        reason = f"{product} has sides that are no multiples of {MULTIPLE}"
+    elif not reason and predicted is None and min(sizes) <= SMALL and max(sizes) <= LARGE:
+        reason = f"{product} is too small: one side must exceed {LARGE}, or both {SMALL}"
+    elif not reason and predicted is not None and not (predicted if cost is None else cost.gain >= 1):
         reason = f"{product} does not gain"
     return Decision(path, layer, sizes, not reason, True, (reason or f"{product} gains") + told, cost)
-
-
-def _told(cost: Cost) -> str:
-    milliseconds = f"{cost.bfloat16 * 1e3:.3g} ms a step in bfloat16, {cost.fp8 * 1e3:.3g} in FP8"
-    return f"{milliseconds}, {cost.gain:.2f} times as fast (predicted)"
 
 
 def _impossible(layer: keras.layers.Layer) -> str:
@@ -177,27 +158,11 @@ def matrix_sizes(layer: keras.layers.Layer) -> tuple[int, int]:
     return inputs, math.prod(size for size, keep in zip(shape, kept, strict=True) if keep)
 
 
-def _odd(inputs: int, outputs: int) -> str:
-    if inputs % MULTIPLE or outputs % MULTIPLE:
-        return f"its product of {inputs} by {outputs} has sides that are no multiples of {MULTIPLE}"
-    return ""
-
-
-def _too_small(inputs: int, outputs: int) -> str:
-    if min(inputs, outputs) <= SMALL and max(inputs, outputs) <= LARGE:
-        return f"its product of {inputs} by {outputs} is too small: one side must exceed {LARGE}, or both {SMALL}"
-    return ""
-
-
 def end_layers(walk: Walk) -> dict[int, str]:
-    """Finds products that read the input or compute the output.
+    """Says why layers at both ends stay, by their ids.
 
-    They are Dense and EinsumDense layers. Layers that neither multiply nor mix, such as Flatten, Dropout and
-    normalizations, may lie between. A subclassed model does not say in which order it calls its layers; there the first
-    and the last created count.
-
-    Returns:
-        Why each is left out, by the layer's id.
+    Layers that neither multiply nor mix, such as Flatten, Dropout and normalizations, may lie between. A subclassed
+    model does not say in which order it calls its layers; there the first and the last created count.
     """
     products = [layer for layer in walk.layers.values() if isinstance(layer, MATRIX_LAYERS)]
     if getattr(walk.model, "outputs", None):
@@ -209,7 +174,7 @@ def end_layers(walk: Walk) -> dict[int, str]:
 
 
 def _readers_of_input(model: keras.Model) -> Iterator[int]:
-    """Ids of the layers in a functional graph, and in graphs inside it, that read the graph's input."""
+    """Ids of layers that read the input of a graph."""
     seen: set[int] = set()
 
     def reads_input(tensor: Any) -> bool:
@@ -343,11 +308,7 @@ def _multiplies_blocks(chip: Chip, dtype: str) -> bool:
 
 
 def rows_of(layer: keras.layers.Layer, inputs: int, batch_size: int) -> int | None:
-    """Counts rows of a layer's inputs, or None.
-
-    Args:
-        batch_size: the size of the first axis, where it is not known.
-    """
+    """Counts rows of a layer's inputs, or None."""
     shape = list(layer.get_build_config()["input_shape"])
     if shape and shape[0] is None:
         shape[0] = batch_size

@@ -43,8 +43,7 @@ _NONE = -1  # no size
 def step_scopes(gelu: Gelu) -> Callable[[Any], AbstractContextManager[None]]:
     """Makes the scopes in which training steps are traced.
 
-    Within one, Keras's GELU and SiLU are islands, convolutions of small images and additions of a bias have gradients
-    that are products, and islands are compiled for the first `MOST` batch sizes of the model.
+    Islands are compiled there for the first `MOST` batch sizes of the model.
     """
     sizes = BatchSizes()
     replacements = {
@@ -116,20 +115,18 @@ def silu(keras_own: Callable[..., Any]) -> Callable[..., Any]:
 
     def silu(x: Any) -> Any:
         x = tf.convert_to_tensor(x)
-        y = in_differentiated_island(_silu_forward, _silu_backward, [x], None) if x.dtype.is_floating else None
+        y = in_differentiated_island(_silu_forward, _silu_backward, [x]) if x.dtype.is_floating else None
         return keras_own(x) if y is None else y
 
     return silu
 
 
-def _silu_forward(x: tf.Tensor, how: None) -> tf.Tensor:
-    del how
+def _silu_forward(x: tf.Tensor) -> tf.Tensor:
     wide = tf.cast(x, tf.float32)
     return tf.cast(wide * tf.sigmoid(wide), x.dtype)
 
 
-def _silu_backward(upstream: tf.Tensor, x: tf.Tensor, how: None) -> list[tf.Tensor]:
-    del how
+def _silu_backward(upstream: tf.Tensor, x: tf.Tensor) -> list[tf.Tensor]:
     wide, upstream = tf.cast(x, tf.float32), tf.cast(upstream, tf.float32)
     gate = tf.sigmoid(wide)
     return [tf.cast(upstream * gate * (1.0 + wide * (1.0 - gate)), x.dtype)]

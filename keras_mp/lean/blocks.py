@@ -276,14 +276,10 @@ class Run(NamedTuple):
 
 
 def longest_runs(items: Sequence[Any], allowed: Any) -> list[Run]:
-    """Finds the runs that cover most of a sequence.
+    """Finds runs that cover most of a sequence, in order.
 
-    Args:
-        items: hashable items; None repeats nothing.
-        allowed: a function that tells whether the items of a period may be a run's period.
-
-    Returns:
-        Runs of at least two periods, in order and without overlap. Of several periods of one run the shortest.
+    They have at least two periods, which are allowed, and do not overlap; of several periods of one run the shortest
+    counts. None repeats nothing.
     """
     candidates = [run for period in range(1, len(items) // 2 + 1) for run in _runs_of(items, period)]
     candidates.sort(key=lambda run: (run.slack - (run.stop - run.start), run.period, run.start))

@@ -363,13 +363,9 @@ _GOLDEN = 0x9E3779B1  # 2**32 over the golden ratio, made odd
 
 
 def keys_of(seed: Any, shape: tuple[Any, ...]) -> list[Any]:
-    """Keys of rows of an array, on any devices.
+    """Two keys of an array's rows, uint32 of `(*shape, 1)`.
 
-    Args:
-        shape: the shape of the array without its last axis. On TensorFlow sizes may be int32 tensors.
-
-    Returns:
-        Two uint32 tensors of shape `(*shape, 1)`.
+    The shape is without the last axis; on TensorFlow sizes may be int32 tensors.
     """
     low, high = (keras.ops.cast(seed[place], "uint32") for place in range(2))
     first = mixed(mixed(low) ^ high)
@@ -380,11 +376,6 @@ def keys_of(seed: Any, shape: tuple[Any, ...]) -> list[Any]:
 
 @engine.fused
 def kept(first: Any, second: Any, columns: Any, rate: float) -> Any:
-    """Draws which entries of rows are kept.
-
-    Args:
-        first, second: the keys of the rows, shape `(..., 1)`.
-        rate: the share that is dropped, to within 2**-32.
-    """
+    """Draws which entries of rows are kept, by their keys."""
     words = mixed(backend.places((columns,)) + first, second)
     return words >= keras.ops.convert_to_tensor(round(rate * 2**32), "uint32")

@@ -53,10 +53,13 @@ class ChunkedLoss:
         (y,) = keras.tree.flatten(y)
         weights = next(iter(keras.tree.flatten(sample_weight)), None)
         metrics, mask = metrics_of_rows(self, y, y_pred), get_keras_mask(y_pred)
-        with call_scope(self._calls.head):
+        head = self._calls.head
+        bias = getattr(head, "bias", None)
+        with call_scope(head):
             total = loss.of_features(
                 y, *self._calls.product(features), sample_weight=weights, mask=mask, gradient=bool(training),
-                with_rows=bool(metrics), **self._calls.options(),
+                with_rows=bool(metrics), bias=None if bias is None else _value(bias),
+                vocabulary_first=bool(getattr(head, "tie_weights", False)),
             )  # fmt: skip
         if metrics:
             total, rows = total
@@ -134,14 +137,6 @@ class Calls:
         dtype = getattr(head, "reverse_dtype", None) or precision_of_layer(head)
         features, kernel = keras.ops.cast(features, dtype), _value(_kernel(head))
         return (features, kernel) if quantization_trained_for(head) is None else logits_operands(head, features, kernel)
-
-    def options(self) -> dict[str, Any]:
-        """What else the product is made with."""
-        bias = getattr(self.head, "bias", None)
-        return {
-            "bias": None if bias is None else _value(bias),
-            "vocabulary_first": bool(getattr(self.head, "tie_weights", False)),
-        }
 
 
 def prepare_head(model: Any) -> None:

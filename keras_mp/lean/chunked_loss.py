@@ -15,7 +15,7 @@ from keras_mp.backend.common.keras_private import (
 )
 from keras_mp.lean.cross_entropy import RowMetrics, chunked_cross_entropy
 from keras_mp.rebuild.walk import Config
-from keras_mp.system.argument_checks import whole_number
+from keras_mp.system.argument_checks import one_of, whole_number
 
 engine = backend.engine_of(__package__)
 
@@ -55,8 +55,7 @@ class ChunkedCrossEntropy(keras.losses.Loss):
         dtype: Any = None,
     ) -> None:
         super().__init__(name=name, reduction=reduction, dtype=dtype)
-        if reduction not in self.REDUCTIONS:
-            raise ValueError(f"reduction is one of {', '.join(self.REDUCTIONS)}, got {reduction!r}")
+        one_of("reduction", reduction, self.REDUCTIONS)
         if rows is not None:
             whole_number("rows", rows)
         self.ignore_class, self.rows = ignore_class, rows
@@ -78,16 +77,8 @@ class ChunkedCrossEntropy(keras.losses.Loss):
     ) -> Any:
         """Loss of the logits `features . kernel`, made in chunks.
 
-        Args:
-            y_true: integers, as for a call.
-            features: floats, shape `(..., width)`.
-            kernel: floats, shape `(width, vocabulary)`.
-            sample_weight: floats, as for a call.
-            mask: booleans of the shape of y_true, False for targets that do not count.
-            **arguments: the arguments bias, vocabulary_first, gradient and with_rows of `chunked_cross_entropy`.
-
-        Returns:
-            A float32 number; with_rows=True as `chunked_cross_entropy`.
+        Targets and weights are those of a call; the mask has the shape of the targets, False for those that do not
+        count. The other arguments, and what is returned, are those of `chunked_cross_entropy`.
         """
         targets, weights, divisor = self._weighted(y_true, tuple(features.shape), sample_weight, mask)
         total = chunked_cross_entropy(features, kernel, targets, weights, rows=self.rows, **arguments)
@@ -146,11 +137,7 @@ def _broadcast(weights: Any, targets: Any) -> tuple[int, ...]:
 def metrics_of_rows(model: Any, y: Any, y_pred: Any) -> list[tuple[Any, bool]]:
     """Metrics of a compiled model, if `RowMetrics` suffice for each.
 
-    Args:
-        y, y_pred: the targets and the logits, by which Keras makes the metrics that were given as names.
-
-    Returns:
-        The metrics, each with whether it counts sample weights; none where another needs the logits.
+    Each comes with whether it counts sample weights. By targets and logits Keras makes metrics that were named.
     """
     # Private, because a model has no public way to its metrics with and without weights.
     compiled = model._compile_metrics

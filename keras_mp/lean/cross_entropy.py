@@ -74,7 +74,11 @@ def chunked_cross_entropy(
     weights = keras.ops.reshape(keras.ops.stop_gradient(keras.ops.cast(weights, "float32")), (-1,))
     bias = None if bias is None else backend.as_tensor(bias)
     rows = rows or _rows_of_chunk(vocabulary)
-    options = _Options(vocabulary, vocabulary_first, features.dtype, gradient, with_rows)
+    dtype, labels = keras.backend.standardize_dtype(features.dtype), "vw" if vocabulary_first else "wv"
+    if dtype == "float16":
+        options = _Options(labels, dtype, "float32", _FLOAT16_SHIFT, gradient, with_rows)
+    else:
+        options = _Options(labels, dtype, dtype, 1.0, gradient, with_rows)
     shape = keras.ops.shape(given_targets)
 
     # Targets and weights as arguments: JAX cannot recompute a function with a gradient that finds them around it.
@@ -93,7 +97,8 @@ def chunked_cross_entropy(
             low, shift = keras.ops.cast(kernel, options.dtype), bias[0] if bias else None
             step = functools.partial(_step, kernel=low, bias=shift, largest=largest, outside=outside, options=options)
             slices = [features, targets, weights]
-            return _over_chunks(step, zeros, slices, rows, options.results) if rows else step(zeros, slices)
+            of_chunk = [(1, "float32"), (1, "float32")] * with_rows + [(0, options.row_dtype)] * gradient
+            return _over_chunks(step, zeros, slices, rows, of_chunk) if rows else step(zeros, slices)
 
         like = (features, kernel, *bias)
         # Through the loop TensorFlow has no forward mode.
@@ -142,15 +147,10 @@ def chunks_save_memory(rows: int | None, width: int, vocabulary: int, itemsize: 
 
 
 class RowMetrics(NamedTuple):
-    """What metrics need of each row.
+    """What metrics need of each row."""
 
-    Attributes:
-        hits: 1.0 where the largest logit is the target's, and 0.0 elsewhere.
-        losses: the cross-entropy, without weights.
-    """
-
-    hits: Any
-    losses: Any
+    hits: Any  # 1.0 where the largest logit is the target's, and 0.0 elsewhere
+    losses: Any  # the cross-entropy, without weights
 
 
 def _rows_of_chunk(vocabulary: int) -> int:
@@ -160,36 +160,12 @@ def _rows_of_chunk(vocabulary: int) -> int:
 class _Options(NamedTuple):
     """How a call computes."""
 
-    vocabulary: int  # number of words
-    vocabulary_first: bool  # whether the kernel has the shape `(vocabulary, width)`
-    features_dtype: Any  # dtype of the features
+    labels: str  # labels of the kernel, for an einsum: "wv", or "vw" where its shape is `(vocabulary, width)`
+    dtype: str  # dtype of the operands of all products
+    row_dtype: str  # dtype of the gradients of rows, which float16 could not hold yet
+    shift: float  # the factor of the gradient of a logit
     gradient: bool  # whether there is a backward pass
     with_rows: bool  # whether each row's `RowMetrics` are wanted
-
-    @property
-    def labels(self) -> str:
-        """The labels of the kernel, for an einsum."""
-        return "vw" if self.vocabulary_first else "wv"
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of the operands of all products."""
-        return keras.backend.standardize_dtype(self.features_dtype)
-
-    @property
-    def shift(self) -> float:
-        """The factor of the gradient of a logit."""
-        return _FLOAT16_SHIFT if self.dtype == "float16" else 1.0
-
-    @property
-    def row_dtype(self) -> str:
-        """Dtype of rows' gradients: float16 could not hold them yet."""
-        return "float32" if self.dtype == "float16" else self.dtype
-
-    @property
-    def results(self) -> list[tuple[int, str]]:
-        """Places and dtypes of a chunk's results, as of `scan`."""
-        return [(1, "float32"), (1, "float32")] * self.with_rows + [(0, self.row_dtype)] * self.gradient
 
 
 def _step(
@@ -206,7 +182,7 @@ def _step(
     if not options.gradient:
         return [carry[0] + loss], of_rows
     with keras.name_scope("keras_mp.kernel_gradient"):
-        if options.vocabulary_first:
+        if labels == "vw":
             to_kernel = product_float32("rv,rw->vw", to_logits, rows)
         else:
             to_kernel = product_float32("rw,rv->wv", rows, to_logits)

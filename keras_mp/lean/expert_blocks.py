@@ -1,4 +1,4 @@
-"""KerasHub's blocks of experts, which compute each expert for each token: of them the chosen ones alone."""
+"""KerasHub's blocks of experts: the chosen ones alone."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _computes_chosen(training: bool | None = None) -> bool:
 
 
 def _of_bank(bank: Any, x: Any, chosen: Any, weights: Any) -> Any:
-    """The sum of what the chosen experts of a layer make of each token."""
+    """Sums what a layer's chosen experts make of each token."""
     names, expert = _of_family(_BANKS, bank)(bank)
     variables, integers = [getattr(bank, name) for name in names], quantized_banks(bank)
     values = [
@@ -93,10 +93,7 @@ def _of_bank(bank: Any, x: Any, chosen: Any, weights: Any) -> Any:
 
 
 def has_banks(cls: type) -> bool:
-    """Whether a class of KerasHub holds weights of experts.
-
-    It is one without treatments.
-    """
+    """Whether a class, without treatments, holds banks of experts."""
     return _of_family(_BANKS, cls) is not None
 
 
@@ -107,7 +104,8 @@ def bank_names(layer: Any) -> list[str]:
 
 
 def _value(variable: Any) -> Any:
-    """A weight in its own dtype, so that the backward pass needs no copy of it; gathered from devices in 16 bits."""
+    """Reads a weight in its own dtype; gathers 16 bits."""
+    # So the backward pass needs no copy of it.
     with AutocastScope(None):
         value, part = backend.part_of(variable)
     return value if part is None else backend.as_tensor(variable)
@@ -180,13 +178,13 @@ _MIXINS: dict[str, type] = {
 
 
 def _definer(layer_or_class: Any) -> Any:
-    """The class without treatments that defines the `call` of a layer or class."""
+    """The class, without treatments, that defines `call`."""
     cls = layer_or_class if isinstance(layer_or_class, type) else original_class(layer_or_class)
     return next(base for base in cls.__mro__ if "call" in vars(base))
 
 
 def _of_family(table: dict[str, Any], layer_or_class: Any) -> Any:
-    """The entry for the class of KerasHub that defines the `call`; None where there is none."""
+    """A table's entry for KerasHub's class, or None."""
     definer = _definer(layer_or_class)
     return table.get(definer.__name__) if package_of(definer) == "keras_hub" else None
 
@@ -197,11 +195,9 @@ def experts_mixin(cls: type) -> Any:
 
 
 def experts_of(layer: Any) -> tuple[Any, str, Any]:
-    """Finds the experts that a layer chooses from.
+    """Finds the experts that a layer chooses from, or None.
 
-    Returns:
-        The layer that `EXPERTS` treats, None where there is none; the reason why to compute the chosen experts alone
-        would not pay, empty where it does; the treatment's options.
+    It is the layer that `EXPERTS` treats; with it come the reason why that would not pay, or "", and the options.
     """
     if getattr(layer, "enable_moe_block", False) and hasattr(layer, "moe_expert_bank"):  # Gemma 4's decoder
         chosen, part = layer.num_experts_per_token, layer.moe_expert_bank

@@ -1,4 +1,4 @@
-"""A mixture of experts of which the chosen ones alone are computed: exact for every choice, and no token is dropped."""
+"""A mixture of experts: the chosen ones alone, exactly."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ def chosen_experts(
 ) -> Any:
     """Sums the weighted outputs of each token's chosen experts.
 
+    The result has the shape and dtype of x.
+
         y[t] = sum over j of weights[t, j] expert(x[t]) of the bank's chosen[t, j]       added up in float32
 
         C = ceil(1.25 tokens k / experts)       rows of every expert in one batched product; most steps have no more
@@ -46,9 +48,6 @@ def chosen_experts(
             in the dtype of x, and of each bank the part of one expert, or all with an axis of experts in front of the
             rows. It is linear in the factor, and returns floats of the shape and dtype of rows.
         trained: whether each bank gets a gradient; all by default. No other gradient is computed.
-
-    Returns:
-        A tensor of the shape and dtype of x.
 
     References:
         Shazeer et al., "Outrageously Large Neural Networks", 2017 (arXiv:1701.06538). Without a capacity that drops
@@ -106,7 +105,7 @@ def chosen_experts(
 
 
 def _few_at_once(function: Callable[..., Any], experts: int) -> Callable[..., Any]:
-    """The same function of arrays of all experts, of which it is given an eighth at a time."""
+    """Calls a function on an eighth of experts at once."""
     few = next(number for number in range(max(experts // 8, 1), 0, -1) if experts % number == 0)
 
     def of_all(*values: Any) -> Any:
@@ -118,35 +117,20 @@ def _few_at_once(function: Callable[..., Any], experts: int) -> Callable[..., An
 
 
 class _Routes(NamedTuple):
-    """Which tokens each expert takes: the choices, numbered token by token, sorted by expert.
+    """Choices of experts, numbered by token, sorted by expert."""
 
-    Attributes:
-        k: the number of experts that a token chooses.
-        size: the rows of an expert in one product; an int, or on TensorFlow a tensor.
-        order: the choices, those of an expert side by side, shape `(tokens k,)`.
-        starts: the place of the first choice of each expert in that order, shape `(experts,)`.
-        counts: the number of choices of each expert.
-        place: the row of each choice in the product of all experts, shape `(tokens k,)`.
-        there: whether it has one.
-        ends: the number of blocks that are left of the experts up to each, shape `(experts,)`; None where none can be.
-    """
-
-    k: int
-    size: Any
-    order: Any
-    starts: Any
-    counts: Any
-    place: Any
-    there: Any
-    ends: Any
+    k: int  # the number of experts that a token chooses
+    size: Any  # the rows of an expert in one product; an int, or on TensorFlow a tensor
+    order: Any  # the choices, those of an expert side by side, shape `(tokens k,)`
+    starts: Any  # the place of the first choice of each expert in that order, shape `(experts,)`
+    counts: Any  # the number of choices of each expert
+    place: Any  # the row of each choice in the product of all experts, shape `(tokens k,)`
+    there: Any  # whether it has one
+    ends: Any  # the number of blocks left of the experts up to each, shape `(experts,)`; None where none can be
 
     @classmethod
     def of(cls, chosen: Any, experts: int, whole: bool) -> _Routes:
-        """Sorts choices.
-
-        Args:
-            whole: whether the rows of an expert are all tokens, so that nothing is left.
-        """
+        """Sorts choices; whole: an expert has rows for all tokens."""
         tokens, k = chosen.shape[0] or ops.shape(chosen)[0], chosen.shape[1]
         rows = -(-5 * tokens * k // (4 * experts * MULTIPLE)) * MULTIPLE
         smaller = min if isinstance(tokens, int) else ops.minimum
@@ -175,11 +159,7 @@ class _Routes(NamedTuple):
     def gradients(
         self, of_all: Callable[..., Any], of_one: Callable[..., Any], upstream: Any, moved: list[Any], fixed: list[Any]
     ) -> list[Any]:
-        """Gradients of x, weights and trained banks.
-
-        Args:
-            of_all, of_one: functions of the gradient of rows, the rows, their factors and banks.
-        """
+        """Gradients of x, weights and trained banks, in turn."""
         x, weights, *banks = moved
         upstream = ops.cast(upstream, x.dtype)
 
@@ -213,24 +193,24 @@ class _Routes(NamedTuple):
         return [to_x, ops.reshape(to_weights, ops.shape(weights)), *rest[len(banks) :]]
 
     def _rows(self, start: Any, count: Any, first: Any) -> tuple[Any, Any]:
-        """The choices of a block of an expert's rows, and which of the block's rows hold one."""
+        """Choices of a block's rows, and which hold one."""
         places = first + ops.arange(self.size, dtype="int32")
         there = places < count
         return ops.take(self.order, ops.where(there, start + places, 0)), there
 
     def _read(self, x: Any, weights: Any, choices: Any, there: Any) -> list[Any]:
-        """The rows of a block and their factors; 0 where there is none."""
+        """Rows of a block and their factors; else 0."""
         scale = ops.cast(ops.reshape(weights, (-1, 1)), x.dtype)
         taken = ops.take(x, choices // self.k, axis=0), ops.take(scale, choices, axis=0)
         return [_masked(rows, there) for rows in taken]
 
     def _gathered(self, rows: Any, per: int) -> Any:
-        """Rows of all experts in the order of the choices, `per` side by side added up: float32."""
+        """Rows in the order of choices, each `per` summed: float32."""
         taken = ops.take(ops.reshape(rows, (-1, rows.shape[-1])), ops.where(self.there, self.place, 0), axis=0)
         return ops.sum(ops.reshape(wide(_masked(taken, self.there)), (-1, per, rows.shape[-1])), axis=1)
 
     def _over_blocks(self, step: Callable[..., Any], state: Sequence[Any]) -> list[Any]:
-        """Calls `step(expert, choices, there, *state) -> state` for each block that is left."""
+        """Calls `step(expert, choices, there, *state)` for what is left."""
         if self.ends is None:
             return list(state)
 

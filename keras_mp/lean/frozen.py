@@ -79,9 +79,7 @@ def narrow_frozen(model: keras.Model, experts: str | None = None) -> keras.Model
 def plan_frozen(plan: ChangePlan, sensitive: Iterable[Planned], banks: Mapping[str, Any]) -> None:
     """Plans what `narrow_frozen` does.
 
-    Args:
-        sensitive: the rows of layers that need float32 and will not have it.
-        banks: the integers in which to store banks of experts, by the path of their layer.
+    Sensitive layers need float32 and will not have it. Banks of experts are stored in integers, by their layer's path.
     """
     needs = {id(row.layer) for row in sensitive}
     layers = {path: layer for path, layer in plan.layers.items() if path in banks or _held(layer)}

@@ -37,7 +37,7 @@ class AttentionCall(NamedTuple):
 # attends in its own way.
 
 
-def _ask_multi_head(
+def _ask_keras(
     layer: Any,
     query: Any,
     attention_mask: Any = None,
@@ -45,25 +45,14 @@ def _ask_multi_head(
     return_attention_scores: bool = False,
     use_causal_mask: bool = False,
 ) -> AttentionCall | None:
-    if not may_be_differentiated(training) or return_attention_scores or len(query.shape) != 4:
+    if isinstance(layer, keras.layers.GroupQueryAttention):
+        scale, dropout, scores = layer._inverse_sqrt_head_dim, layer.dropout, layer._return_attention_scores
+    else:
+        scale, dropout, scores = layer._inverse_sqrt_key_dim, layer._dropout, return_attention_scores
+    if not may_be_differentiated(training) or scores or len(query.shape) != 4:
         return None
-    rate, kernel = _rate(layer._dropout, training), not layer._dropout
-    scale, dropout_layer = layer._inverse_sqrt_key_dim, layer._dropout_layer
-    return AttentionCall(scale, attention_mask, use_causal_mask, rate, dropout_layer, kernel)
-
-
-def _ask_grouped(
-    layer: Any,
-    query: Any,
-    attention_mask: Any = None,
-    training: bool | None = None,
-    use_causal_mask: bool = False,
-) -> AttentionCall | None:
-    if not may_be_differentiated(training) or layer._return_attention_scores:
-        return None
-    rate, kernel = _rate(layer.dropout, training), not layer.dropout
-    scale, dropout_layer = layer._inverse_sqrt_head_dim, layer._dropout_layer
-    return AttentionCall(scale, attention_mask, use_causal_mask, rate, dropout_layer, kernel)
+    rate = _rate(dropout, training)
+    return AttentionCall(scale, attention_mask, use_causal_mask, rate, layer._dropout_layer, kernel=not dropout)
 
 
 def _ask_llama(
@@ -103,8 +92,8 @@ def _ask_joint(layer: Any, query: Any) -> AttentionCall | None:
 
 # By the class that defines `_compute_attention`: what it takes and returns is that class's own.
 _ASK: dict[str, Callable[..., AttentionCall | None]] = {
-    "keras.MultiHeadAttention": _ask_multi_head,
-    "keras.GroupedQueryAttention": _ask_grouped,
+    "keras.MultiHeadAttention": _ask_keras,
+    "keras.GroupedQueryAttention": _ask_keras,
     "keras_hub.LlamaAttention": _ask_llama,
     "keras_hub.CachedMistralAttention": _ask_llama,
     "keras_hub.CachedMixtralAttention": _ask_llama,
@@ -145,7 +134,7 @@ class LeanAttention:
                 if ask is _ask_joint:
                     shape = (keras.ops.shape(output)[0], -1, self.num_heads * self.head_dim)  # type: ignore[attr-defined]
                     return keras.ops.reshape(output, shape)
-                return (output, None) if ask in (_ask_multi_head, _ask_grouped) else output
+                return (output, None) if ask is _ask_keras else output
         return super()._compute_attention(query, key, value, *args, **kwargs)  # type: ignore[misc]
 
 

@@ -55,7 +55,7 @@ _APPLY_THEIR_ACTIVATION = (
 
 
 def lean_parts(walk: Walk) -> list[Planned]:
-    """Lists layers, head and blocks, lean or not, with their treatments.
+    """Lists layers, head and blocks, lean or not.
 
     Each is of a kind: "attention", "gelu", "int4" (a product of int4 weights), "experts" (of which each token chooses
     some), "head" (a layer that makes logits over a vocabulary, whose treatment is the model's) or "block" (recomputed).

@@ -145,11 +145,8 @@ def recomputed_call(
     """Calls a function so that the backward pass recomputes it.
 
     Args:
-        layers: the layers that the function calls, and that may add losses.
+        layers: the layers that the function calls, and that may add losses, which are returned beside its results.
         variables: the variables that the function is known to use; others that it uses are added to the list.
-
-    Returns:
-        The results, and the losses that layers added.
     """
     arguments = _Arguments(args, kwargs)
     while True:

@@ -33,9 +33,6 @@ def choose_blocks(model: keras.Model, remat: Remats) -> list[Block]:
     Raises:
         TypeError: `remat` is neither.
         ValueError: nothing matches a pattern; the message has the nearest names.
-
-    Warns:
-        UserWarning: the model has no blocks.
     """
     if isinstance(remat, bool):
         blocks = [block for group in find_blocks(model) for block in group] if remat else []

@@ -40,7 +40,7 @@ def normalize_rows(
     """
     weights = [weight for weight in (gamma, beta) if weight is not None]
     how = _How(epsilon, centered, dtype, gamma is not None, beta is not None)
-    y = in_differentiated_island(_forward, _backward, [x, *weights], how)
+    y = in_differentiated_island(_forward, _backward, [x, *weights], how=how)
     return plain(x) if y is None else y
 
 

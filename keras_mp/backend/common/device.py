@@ -12,17 +12,11 @@ CUDNN = (9, 28, 1)
 
 
 class TracedChip(NamedTuple):
-    """The chip that a step is traced for.
+    """The chip that a step is traced for."""
 
-    Args:
-        platform: "cpu", "gpu" or "tpu".
-        capability: NVIDIA's compute capability, such as 9.0; None of others, and where it is not known.
-        kind: The name that the runtime gives the device, such as "NVIDIA H100 80GB HBM3" or "TPU v5 lite".
-    """
-
-    platform: str
-    capability: float | None = None
-    kind: str = ""
+    platform: str  # "cpu", "gpu" or "tpu"
+    capability: float | None = None  # NVIDIA's compute capability, such as 9.0; None of others, and where not known
+    kind: str = ""  # the name that the runtime gives it, such as "NVIDIA H100 80GB HBM3" or "TPU v5 lite"
 
 
 _absent: ContextVar[TracedChip | None] = ContextVar("chip that is not there, and that a step is traced for")
@@ -61,22 +55,21 @@ def answered(answer: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 class DeviceInfo(NamedTuple):
-    """A device as the runtime sees it.
+    """A device as the runtime sees it."""
 
-    Args:
-        kind: "cpu", "gpu" or "tpu".
-        name: The name that the runtime gives it, such as "NVIDIA H200" or "TPU v5 lite"; "" of a CPU.
-        architecture: Compute capability ("9.0"), LLVM target ("gfx942"), or "" where the runtime does not tell.
-    """
-
-    kind: str
-    name: str
-    architecture: str
+    kind: str  # "cpu", "gpu" or "tpu"
+    name: str  # the name that the runtime gives it, such as "NVIDIA H200" or "TPU v5 lite"; "" of a CPU
+    architecture: str  # compute capability ("9.0"), LLVM target ("gfx942"), or "" where the runtime does not tell
 
 
 def capability_of(architecture: str) -> float | None:
     """Reads NVIDIA's compute capability, "9.0"; None of "gfx942"."""
     return float(architecture) if architecture.replace(".", "", 1).isdigit() else None
+
+
+def chip_of(device: DeviceInfo) -> TracedChip:
+    """Describes a device as one to trace for."""
+    return TracedChip(device.kind, capability_of(device.architecture), device.name)
 
 
 def best_first(devices: Iterable[DeviceInfo]) -> list[DeviceInfo]:

@@ -1,6 +1,6 @@
-"""Every attribute of Keras and JAX that the kit replaces, and the one way to do it: for a scope, and then put back.
+"""Every attribute of Keras and JAX that the kit replaces.
 
-So are methods of live layers, the scopes that stand for their calls, and the global policy.
+It is replaced for a scope, and then put back; so are methods of live layers, and the global policy.
 """
 
 from __future__ import annotations
@@ -19,17 +19,11 @@ Make = Callable[[Any], Any]
 
 
 class Patch(NamedTuple):
-    """Attribute of Keras or JAX that is replaced at times.
+    """Attribute of Keras or JAX that is replaced at times."""
 
-    Attributes:
-        place: the attribute with its owner, before it a colon if that is a class or another attribute of a module.
-        backends: the backends whose steps need it.
-        reason: the fault of Keras that it mends, or what Keras has no public way for.
-    """
-
-    place: str
-    backends: tuple[str, ...]
-    reason: str
+    place: str  # the attribute with its owner, before it a colon if that is a class or another attribute of a module
+    backends: tuple[str, ...]  # the backends whose steps need it
+    reason: str  # the fault of Keras that it mends, or what Keras has no public way for
 
     @property
     def name(self) -> str:
@@ -174,11 +168,7 @@ def patched(replacements: Mapping[str, Make]) -> Iterator[None]:
 
 
 class _Replaced:
-    """Attribute, and what takes its place at the moment.
-
-    Raises:
-        AttributeError: Keras does not have it.
-    """
+    """Attribute, and what takes its place at the moment."""
 
     def __init__(self, patch: Patch) -> None:
         owner, _, self._attribute = patch.place.rpartition(".")
@@ -260,11 +250,8 @@ def wrapped_methods(
 
 
 def call_scope(layer: Any) -> AbstractContextManager:
-    """Scope in which operations count as a layer's call.
-
-    Args:
-        layer: the layer; where no step is lowered that has it, the scope does nothing.
-    """
+    """Scope in which operations count as a layer's call."""
+    # Where no step is lowered that has the layer, it does nothing.
     scope = scopes.get()
     return nullcontext() if scope is None else scope(layer)
 

@@ -1,6 +1,7 @@
-"""Names of Keras's private modules that the kit needs, and for what; all are there in Keras 3.13 to 3.15.
+"""Names of Keras's private modules that the kit needs.
 
-The modules of one of its backends are named in the files of that backend, and what is replaced in `keras_patches`.
+All are there in Keras 3.13 to 3.15. The modules of one of its backends are named in the files of that backend, and what
+is replaced in `keras_patches`.
 """
 
 # Shapes and dtypes of what a function returns; the public one of a layer takes no function. The mask of a tensor.

@@ -18,8 +18,8 @@ from keras_mp.backend.common.device import (
     absent_chip,
     answered,
     best_first,
-    capability_of,
     chip_in_scope,
+    chip_of,
 )
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.system.host import peak_process_bytes
@@ -36,12 +36,7 @@ def local_devices() -> list[DeviceInfo]:
 
 def traced_chip() -> TracedChip:
     """Returns the chip that a step is traced for."""
-    chip = chip_in_scope()
-    if chip is None:
-        device = jax.devices()[0]
-        kind, _, architecture = _describe(device)
-        chip = TracedChip(kind, capability_of(architecture), device.device_kind)
-    return chip
+    return chip_in_scope() or chip_of(_describe(jax.devices()[0]))
 
 
 @contextmanager

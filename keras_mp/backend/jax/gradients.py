@@ -1,4 +1,4 @@
-"""Gradients: functions with one of their own, which have second derivatives and forward mode as well; all are dense.
+"""Functions with gradients of their own, of all orders.
 
 JAX's `custom_vjp` knows no forward mode. Here the function's own gradient is the transpose of a linear operation, from
 the tangents of the arguments to those of the results: reverse mode transposes that operation, which calls the gradient;

@@ -1,4 +1,4 @@
-"""Tensors and their bits, and functions that change how others are computed: in one kernel, without memory."""
+"""Tensors, their bits, and how others are computed."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -122,16 +122,6 @@ def lookups_wait() -> AbstractContextManager[None]:
 
 
 def _waiting(take: Callable[..., Any]) -> Callable[..., Any]:
-    return partial(_take, take)
-
-
-def _take(take: Callable[..., Any], x: Any, indices: Any, axis: int | None = None) -> Any:
-    x, indices = keras.ops.convert_to_tensor(x), keras.ops.convert_to_tensor(indices, sparse=False)
-    is_table = axis == 0 and x.ndim == 2 and jnp.issubdtype(x.dtype, jnp.floating)
-    return _rows(take)(x, indices) if is_table else take(x, indices, axis)
-
-
-def _rows(take: Callable[..., Any]) -> Callable[..., Any]:
     @custom_gradient
     def rows(table: Any, indices: Any) -> Any:
         def gradient(upstream: Any) -> Any:
@@ -140,7 +130,12 @@ def _rows(take: Callable[..., Any]) -> Callable[..., Any]:
 
         return take(table, indices, axis=0), gradient
 
-    return rows
+    def waiting(x: Any, indices: Any, axis: int | None = None) -> Any:
+        x, indices = keras.ops.convert_to_tensor(x), keras.ops.convert_to_tensor(indices, sparse=False)
+        is_table = axis == 0 and x.ndim == 2 and jnp.issubdtype(x.dtype, jnp.floating)
+        return rows(x, indices) if is_table else take(x, indices, axis)
+
+    return waiting
 
 
 @contextmanager
@@ -160,17 +155,11 @@ reading_parts: list[bool] = []
 
 
 class Division(NamedTuple):
-    """How the compiler divides what is traced now among devices.
+    """How the compiler divides what is traced now among devices."""
 
-    Attributes:
-        mesh: JAX's mesh.
-        batch: the axis of the mesh that divides the rows of a batch.
-        others: the other axes of the mesh that have several devices; they divide weights.
-    """
-
-    mesh: Any
-    batch: str
-    others: tuple[str, ...]
+    mesh: Any  # JAX's mesh
+    batch: str  # the axis of the mesh that divides the rows of a batch
+    others: tuple[str, ...]  # the other axes of the mesh that have several devices; they divide weights
 
 
 def division() -> Division | None:
@@ -195,9 +184,7 @@ def is_on_one_device() -> bool:
 def part_of(variable: Any) -> tuple[Any, Any]:
     """Reads a variable, or an array, without gathering it.
 
-    Returns:
-        This device's part of its value, and how the whole is made of the parts; where there are no parts, the whole and
-        None.
+    Also returned is how the whole is made of the devices' parts; where there are none, the whole and None.
     """
     part = inside[-1].get(id(variable)) if inside else None
     if part is None:

@@ -12,19 +12,15 @@ from keras_mp.backend.common.device import (
     absent_chip,
     answered,
     best_first,
-    capability_of,
     chip_in_scope,
+    chip_of,
 )
 from keras_mp.backend.common.keras_patches import patched
 from keras_mp.system.host import peak_process_bytes
 
 
 def local_devices() -> list[DeviceInfo]:
-    """Lists the devices that are visible, the best kind first.
-
-    Raises:
-        RuntimeError: If TensorFlow cannot list its devices.
-    """
+    """Lists the devices that are visible, the best kind first."""
     try:
         return best_first(_describe(device) for device in tf.config.get_visible_devices())
     except (RuntimeError, tf.errors.OpError) as error:
@@ -32,23 +28,13 @@ def local_devices() -> list[DeviceInfo]:
 
 
 def traced_chip() -> TracedChip:
-    """Returns the chip that a step is traced for.
-
-    It is what `traced_for` says, or else this machine's own first device.
-    """
-    chip = chip_in_scope()
-    if chip is None:
-        kind, name, architecture = local_devices()[0]
-        chip = TracedChip(kind, capability_of(architecture), name)
-    return chip
+    """Returns the chip that a step is traced for."""
+    return chip_in_scope() or chip_of(local_devices()[0])
 
 
 @contextmanager
 def traced_for(chip: TracedChip) -> Iterator[None]:
-    """Scope in which Keras and KerasHub find a chip.
-
-    It need not be there. Steps are traced for it, in this thread.
-    """
+    """Scope in which Keras and KerasHub find a chip."""
     with absent_chip(chip), patched(_ANSWERS):
         yield
 

@@ -1,4 +1,4 @@
-"""Gradients: functions with one of their own, and gradients that may be sparse."""
+"""Functions with gradients of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors and their bits, and functions that change how others are computed: in one kernel, without memory."""
+"""Tensors, their bits, and how others are computed."""
 
 from __future__ import annotations
 
@@ -151,17 +151,14 @@ def without_islands() -> Iterator[None]:
     It holds in every thread: each replica is traced in one of its own. What was traced before stays as it is, and so
     does what keeps only its input for the backward pass, as `keras_mp.layers.Gelu` does.
     """
-    _count_scopes(1)
+    global _scopes_without
+    with _lock:
+        _scopes_without += 1
     try:
         yield
     finally:
-        _count_scopes(-1)
-
-
-def _count_scopes(more: int) -> None:
-    global _scopes_without
-    with _lock:
-        _scopes_without += more
+        with _lock:
+            _scopes_without -= 1
 
 
 def has_islands() -> bool:
@@ -187,7 +184,7 @@ def _runs_kernels_of_cpus() -> bool:
 
 
 def in_differentiated_island(
-    forward: Callable[..., Any], backward: Callable[..., list[Any]], tensors: list[Any], how: Hashable
+    forward: Callable[..., Any], backward: Callable[..., list[Any]], tensors: list[Any], **settings: Hashable
 ) -> Any | None:
     """Calls a function as an island, forward and backward.
 
@@ -195,10 +192,9 @@ def in_differentiated_island(
     programs, so a new batch size compiles two; in the step of a prepared model not more than `step.MOST` of them.
 
     Args:
-        forward: `forward(*tensors, how=how)`, a float tensor. It reads no variable.
-        backward: `backward(upstream, *tensors, how=how)`, the gradient of each tensor.
+        forward: `forward(*tensors, **settings)`, a float tensor. It reads no variable.
+        backward: `backward(upstream, *tensors, **settings)`, the gradient of each tensor.
         tensors: floats.
-        how: settings of both functions.
 
     Returns:
         The result; None where there is no island. That is also in inference, which an export keeps as plain operations,
@@ -210,8 +206,8 @@ def in_differentiated_island(
 
     @tf.custom_gradient
     def apply(*tensors: Any) -> Any:
-        y = call_program(forward, *tensors, how=how)
-        return y, lambda upstream: call_program(backward, upstream, *tensors, how=how)
+        y = call_program(forward, *tensors, **settings)
+        return y, lambda upstream: call_program(backward, upstream, *tensors, **settings)
 
     return apply(*tensors)
 
@@ -235,9 +231,7 @@ def programs_if(condition: tf.Tensor) -> Iterator[None]:
 def call_program(function: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
     """Calls a function as a jitted, shared program.
 
-    Args:
-        function: a function that reads no variable. It is not differentiated: the caller has a gradient of its own.
-        *arguments, **settings: the arguments of the function; tensors are among the former alone.
+    It reads no variable, and is not differentiated: the caller has a gradient of its own. Settings are no tensors.
     """
     condition = _condition.get()
     if condition is None:
