@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.custom_derivatives import SymbolicZero
 
 from keras_mp.backend.jax.gradients import varying_as
 
@@ -117,30 +117,15 @@ def refuse_derivatives(message: str, values: Sequence[Any], others: Sequence[Any
     Args:
         others: the things that the values are made of, of which one may change where JAX cannot see that a value does.
     """
-    return _refused.bind(*values, *others, message=message, count=len(values))
 
+    @jax.custom_jvp
+    def same(values: list[Any], others: list[Any]) -> list[Any]:
+        return values
 
-_refused = Primitive("keras_mp_refused")
-_refused.multiple_results = True
+    @partial(same.defjvp, symbolic_zeros=True)
+    def refuse(primals: Any, tangents: Any) -> Any:
+        if any(not isinstance(tangent, SymbolicZero) for tangent in jax.tree.leaves(tangents)):
+            raise NotImplementedError(message)
+        return primals[0], tangents[0]
 
-
-def _leave_out_others(*operands: Any, message: str, count: int) -> list[Any]:
-    return list(operands[:count])
-
-
-def _refuse(primals: Any, tangents: Any, *, message: str, count: int) -> Any:
-    if any(not isinstance(tangent, ad.Zero) for tangent in tangents):
-        raise NotImplementedError(message)
-    values = list(primals[:count])
-    return values, [ad.Zero.from_primal_value(x) for x in values]  # type: ignore[attr-defined]  # it has no types
-
-
-def _refused_batched(operands: Any, axes: Any, *, message: str, count: int) -> Any:
-    return _refused.bind(*operands, message=message, count=count), axes[:count]
-
-
-_refused.def_impl(_leave_out_others)
-_refused.def_abstract_eval(_leave_out_others)
-mlir.register_lowering(_refused, mlir.lower_fun(_leave_out_others, multiple_results=True))
-ad.primitive_jvps[_refused] = _refuse
-batching.primitive_batchers[_refused] = _refused_batched
+    return same(list(values), list(others))

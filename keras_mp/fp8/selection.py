@@ -153,9 +153,8 @@ def matrix_sizes(layer: keras.layers.Layer) -> tuple[int, int]:
     if isinstance(layer, keras.layers.Dense):
         return math.prod(shape[:-1]), shape[-1]
     operands, result = layer.equation.replace(" ", "").split("->")
-    kept = [label in result for label in operands.split(",")[1]]
-    inputs = math.prod(size for size, keep in zip(shape, kept, strict=True) if not keep)
-    return inputs, math.prod(size for size, keep in zip(shape, kept, strict=True) if keep)
+    outputs = math.prod(size for size, label in zip(shape, operands.split(",")[1], strict=True) if label in result)
+    return math.prod(shape) // outputs, outputs
 
 
 def end_layers(walk: Walk) -> dict[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -195,7 +196,7 @@ def _has_weights(structure: Structure) -> bool:
     return bool(shapes) or any(map(_has_weights, children))
 
 
-def _crossing(graph: Any, nodes: Sequence[Any]) -> list[int]:
+def _crossing(graph: Any, nodes: Sequence[Any]) -> np.ndarray:
     """Counts values a sample that pass each place between calls."""
     made = {id(tensor): 0 for tensor in graph.inputs}
     sizes = {id(tensor): math.prod(d or 1 for d in tensor.shape) for tensor in graph.inputs}
@@ -205,19 +206,18 @@ def _crossing(graph: Any, nodes: Sequence[Any]) -> list[int]:
         made |= {id(tensor): index + 1 for tensor in node.outputs}
         sizes |= {id(tensor): math.prod(d or 1 for d in tensor.shape) for tensor in node.outputs}
     last |= {id(tensor): len(nodes) for tensor in graph.outputs}
-    crossing = [0] * (len(nodes) + 1)
+    crossing = np.zeros(len(nodes) + 1, "int64")
     for key, start in made.items():
-        for place in range(start, last.get(key, 0) + 1):
-            crossing[place] += sizes[key]
+        crossing[start : last.get(key, 0) + 1] += sizes[key]
     return crossing
 
 
-def _bounds(run: Run, crossing: Sequence[int]) -> list[int]:
+def _bounds(run: Run, crossing: np.ndarray) -> list[int]:
     """Where the segments of a run begin, and it ends."""
     offsets = range(run.slack + 1 if run.stop - run.start < 3 * run.period else run.period)
     cuts = [list(range(run.start + offset, run.stop + 1, run.period)) for offset in offsets]
     # With equal cost, as many as possible, and the later: an activation belongs to what is before it.
-    return min(reversed(cuts), key=lambda cut: (sum(crossing[place] for place in cut) / len(cut), -len(cut)))
+    return min(reversed(cuts), key=lambda cut: (crossing[cut].mean(), -len(cut)))
 
 
 def _transitions(groups: Sequence[tuple[tuple[int, int], ...]], symbols: Sequence[Any]) -> list[tuple[int, int]]:
@@ -292,16 +292,13 @@ def longest_runs(items: Sequence[Any], allowed: Any) -> list[Run]:
 
 
 def _runs_of(items: Sequence[Any], period: int) -> list[Run]:
-    runs = []
-    start = None
-    for index in range(len(items) - period + 1):
-        equal = index + period < len(items) and items[index] is not None and items[index] == items[index + period]
-        if equal and start is None:
-            start = index
-        if not equal and start is not None:
-            once = list(items[start : start + period])
-            shorter = (part for part in range(1, period // 2 + 1) if period % part == 0)
-            if index - start >= period and not any(once == once[:part] * (period // part) for part in shorter):
-                runs.append(Run(start, index + period, period))
-            start = None
+    runs, start = [], 0
+    repeats = [item is not None and item == next_one for item, next_one in zip(items, items[period:], strict=False)]
+    for repeated, group in itertools.groupby(repeats):
+        stop = start + len(list(group))
+        once = list(items[start : start + period])
+        shorter = (part for part in range(1, period // 2 + 1) if period % part == 0)
+        if repeated and stop - start >= period and not any(once == once[:part] * (period // part) for part in shorter):
+            runs.append(Run(start, stop + period, period))
+        start = stop
     return runs

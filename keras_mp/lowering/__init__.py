@@ -348,10 +348,7 @@ def default_blocks(build: Callable[..., Any]) -> int:
     Raises:
         TypeError: If the default is not a number.
     """
-    try:
-        parameter = inspect.signature(build).parameters.get("blocks")
-    except ValueError:  # a function that is not Python's
-        return 0
+    parameter = inspect.signature(build).parameters.get("blocks")
     if parameter is None:
         return 0
     if not isinstance(parameter.default, int):

@@ -12,6 +12,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from keras_mp.precision.chip import TpuSlices
 from keras_mp.precision.chips import identify_chip
 
@@ -73,8 +75,5 @@ def groups_of(hops: Sequence[int]) -> list[list[list[int]]]:
 
     Device `i * hops[1] + j` of two hops gets part `j` of part `i`, as of a sum over all at once.
     """
-    made = []
-    for place, size in enumerate(hops):
-        outer, inner = math.prod(hops[:place]), math.prod(hops[place + 1 :])
-        made.append([[(a * size + k) * inner + b for k in range(size)] for a in range(outer) for b in range(inner)])
-    return made
+    devices = np.arange(math.prod(hops)).reshape(hops)
+    return [np.moveaxis(devices, place, -1).reshape(-1, size).tolist() for place, size in enumerate(hops)]
