@@ -148,9 +148,8 @@ def recomputed_call(
         layers: the layers that the function calls, and that may add losses, which are returned beside its results.
         variables: the variables that the function is known to use; others that it uses are added to the list.
     """
-    arguments = _Arguments(args, kwargs)
     while True:
-        call = _PureCall(function, layers, tuple(variables), arguments)
+        call = _PureCall(function, layers, tuple(variables), (args, kwargs))
         try:
             outputs = engine.recompute(call)(*map(backend.as_tensor, call.inputs()))
         except _UnknownVariables as unknown:
@@ -161,31 +160,6 @@ def recomputed_call(
             return call.unpacked(list(outputs))
 
 
-class _Arguments:
-    """Arguments of a call, whose tensors can be replaced."""
-
-    def __init__(self, args: Any, kwargs: Any) -> None:
-        self._structure = (args, kwargs)
-        self._leaves = keras.tree.flatten(self._structure)
-        self._places = [index for index, leaf in enumerate(self._leaves) if keras.ops.is_tensor(leaf)]
-        self._masks = [get_keras_mask(self._leaves[place]) for place in self._places]
-
-    def tensors(self) -> list[Any]:
-        """The tensors, then the masks that Keras attached to some."""
-        return [self._leaves[place] for place in self._places] + [mask for mask in self._masks if mask is not None]
-
-    def with_tensors(self, tensors: list[Any]) -> Any:
-        """`(args, kwargs)` with others in the place of `tensors()`."""
-        remaining = iter(tensors)
-        leaves = list(self._leaves)
-        for place in self._places:
-            leaves[place] = next(remaining)
-        for place, mask in zip(self._places, self._masks, strict=True):
-            if mask is not None:
-                set_keras_mask(leaves[place], next(remaining))
-        return keras.tree.pack_sequence_as(self._structure, leaves)
-
-
 class _PureCall:
     """A call as a function of tensors that assigns nothing."""
 
@@ -194,21 +168,25 @@ class _PureCall:
         function: Callable[..., Any],
         layers: Sequence[keras.layers.Layer],
         variables: tuple[Any, ...],
-        arguments: _Arguments,
+        arguments: tuple[Any, Any],
     ) -> None:
         self._function, self._layers, self._variables, self._arguments = function, layers, variables, arguments
+        self._leaves = keras.tree.flatten(arguments)
+        self._places = [index for index, leaf in enumerate(self._leaves) if keras.ops.is_tensor(leaf)]
+        self._masks = [get_keras_mask(self._leaves[place]) for place in self._places]
         self._stateless, self._autocast = get_stateless_scope(), get_autocast_scope()
         # Layers find in it whether they train; a copy, because layers that are called later change it.
         self._call_context = copy.copy(global_state.get_global_attribute(_CALL_CONTEXT))
 
     def inputs(self) -> list[Any]:
-        """Values of the variables, then the tensors of the arguments."""
+        """Values of variables, tensors of arguments, and their masks."""
         values = []
         for variable in self._variables:
             value = None if self._stateless is None else self._stateless.get_current_value(variable)
             # Private, because the public value is cast inside an autocast scope.
             values.append(variable._value if value is None else value)
-        return values + self._arguments.tensors()
+        tensors = [self._leaves[place] for place in self._places]
+        return values + tensors + [mask for mask in self._masks if mask is not None]
 
     @contextmanager
     def _outer_scopes(self) -> Iterator[None]:
@@ -226,8 +204,14 @@ class _PureCall:
         Returns:
             The results, the masks that some of them have, the new values of the assigned variables, the losses.
         """
-        count = len(self._variables)
-        args, kwargs = self._arguments.with_tensors(list(inputs[count:]))
+        count, leaves = len(self._variables), list(self._leaves)
+        remaining = iter(inputs[count:])
+        for place in self._places:
+            leaves[place] = next(remaining)
+        for place, mask in zip(self._places, self._masks, strict=True):
+            if mask is not None:
+                set_keras_mask(leaves[place], next(remaining))
+        args, kwargs = keras.tree.pack_sequence_as(self._arguments, leaves)
         with _Scope(self._variables, inputs[:count], self._stateless) as scope, self._outer_scopes():
             self._results = self._function(*args, **kwargs)
         if scope.unknown:
