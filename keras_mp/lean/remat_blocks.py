@@ -34,8 +34,8 @@ def choose_blocks(model: keras.Model, remat: Remats) -> list[Block]:
         TypeError: `remat` is neither.
         ValueError: nothing matches a pattern; the message has the nearest names.
     """
+    blocks = [block for group in find_blocks(model) for block in group] if remat else []
     if isinstance(remat, bool):
-        blocks = [block for group in find_blocks(model) for block in group] if remat else []
         if remat and not blocks and not recomputed_blocks(model):
             warnings.warn(
                 f"make_lean({model.name!r}, remat=True): nothing is recomputed, because no part of the model repeats; "
@@ -48,7 +48,7 @@ def choose_blocks(model: keras.Model, remat: Remats) -> list[Block]:
         raise TypeError(f"remat takes True, False, or patterns such as ('transformer_layer_*',); got {remat!r}")
     chosen: dict[str, Block] = {}
     for pattern in remat:
-        chosen |= {block.path: block for block in _matching(model, pattern)}
+        chosen |= {block.path: block for block in _matching(model, blocks, pattern)}
     inside = {
         id(inner)
         for block in chosen.values()
@@ -59,8 +59,7 @@ def choose_blocks(model: keras.Model, remat: Remats) -> list[Block]:
     return [block for block in chosen.values() if id(block.layers[0]) not in inside]  # the outermost
 
 
-def _matching(model: keras.Model, pattern: str) -> list[Block]:
-    blocks = [block for group in find_blocks(model) for block in group]
+def _matching(model: keras.Model, blocks: list[Block], pattern: str) -> list[Block]:
     layers = [layer_block(layer, path) for path, layer in layers_by_path(model).items() if layer.weights]
     for known in (blocks, layers):
         matching = [block for block in known if fnmatchcase(block.path, pattern) or fnmatchcase(block.name, pattern)]

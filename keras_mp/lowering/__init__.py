@@ -162,8 +162,10 @@ class Source:
             model = self._built(policy, blocks)
             if changes and model is self._given:
                 model = rebuild(model, unchanged).model  # they change it
-            for change in changes:
-                _CHANGES[change.name](model, **change.options)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", r"make_lean\(", UserWarning)  # of what cannot be lean
+                for change in changes:
+                    _CHANGES[change.name](model, **change.options)
         return model
 
     def _built(self, policy: str, blocks: int | None) -> keras.Model:
@@ -309,15 +311,9 @@ def traced(chip: Chip | None) -> TracedChip:
     return TracedChip("gpu", capability_of(chip.architecture), kind)
 
 
-def _lean(model: keras.Model, **options: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"make_lean\(", UserWarning)  # of what cannot be lean
-        make_lean(model, **options)
-
-
 _CHANGES: Mapping[str, Callable[..., Any]] = {
     "narrow_frozen": narrow_frozen,
-    "make_lean": _lean,
+    "make_lean": make_lean,
     "change_optimizer": change_optimizer,
 }
 
