@@ -134,13 +134,6 @@ def test_an_operation_that_onnx_lacks_is_named(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@only_tensorflow
-def test_strings_are_named(tmp_path):
-    model, _ = zoo.build("adapted_text", "mixed_float16")
-    with pytest.raises(ExportError, match="ONNX has no operator for .* in node '.*text_vectorization"):
-        keras_mp.export.export_onnx(model, tmp_path / "out.onnx")
-
-
 def test_the_scan_finds_low_precision():
     import onnx
     from onnx import TensorProto, helper

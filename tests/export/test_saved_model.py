@@ -237,9 +237,6 @@ def test_command_line(tmp_path):
         relative_difference(keras.tree.flatten(served(tmp_path / "out", in_int32(batch))), in_float32(model, batch))
         <= 1e-5
     )
-    again = command_line.run("export", *files[:2], cwd=tmp_path, backend="tensorflow")
-    assert again.returncode == 1 and "error: path 'out' exists" in again.stderr and "Traceback" not in again.stderr
-    assert "--overwrite" in again.stderr
     again = command_line.run("export", *files[:2], "--overwrite", cwd=tmp_path, backend="tensorflow")
     assert again.returncode == 0 and "compute in 16 bits or fewer" in again.stdout, again.stderr
 
@@ -271,6 +268,7 @@ def test_a_subclassed_model_of_a_dict_of_inputs(tmp_path):
 
 
 @pytest.mark.jax
+@pytest.mark.skipif(TENSORFLOW, reason="on TensorFlow no process is started")
 def test_the_process_on_tensorflow_answers_with_the_class_of_an_error_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="exporting in a process on TensorFlow failed: .*request.pickle"):
         _answered(tmp_path)

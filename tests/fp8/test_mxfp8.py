@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from reference import compiled, normal, tensors, to_numpy, with_gradients
+from test_cost import network
 
 import keras_mp
 from keras_mp import convert
@@ -48,11 +49,7 @@ def test_on_an_older_gpu_convert_warns(monkeypatch):
 
 @pytest.mark.jax
 def test_layers_are_chosen_for_chips_that_multiply_blocks():
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    x = inputs = keras.Input((512, 2048))
-    for name, size in [("first", 2048), ("up", 8192), ("down", 2048), ("narrow", 64), ("last", 2048)]:
-        x = keras.layers.Dense(size, kernel_initializer="zeros", name=name)(x)
-    model = keras.Model(inputs, x)
+    model = network()
     with pytest.raises(ValueError, match="target='h100': H100 SXM5 has no MXFP8 units.*With: .*b200"):
         convert(model, "mxfp8", target="h100")
     if keras.backend.backend() == "tensorflow":

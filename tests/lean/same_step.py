@@ -11,8 +11,8 @@ from twins import twin
 import keras_mp
 
 
-def optimizer():
-    return keras.optimizers.SGD(1.0, momentum=0.9)  # after a step its momenta are minus the gradients, to the bit
+def optimizer(rate=1.0):
+    return keras.optimizers.SGD(rate, momentum=0.9)  # after a step its momenta are minus the gradients times the rate
 
 
 def compiled(model, **mode):

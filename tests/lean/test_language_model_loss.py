@@ -134,30 +134,6 @@ def test_ignored_targets(from_features):
     np.testing.assert_allclose(ours, exact, rtol=1e-5)
 
 
-def test_the_loss_of_features_is_taken_and_predictions_are_logits(monkeypatch):
-    tokens, targets, _ = draw()
-    model = build()
-    model.compile("sgd", keras_mp.lean.ChunkedCrossEntropy(), metrics=["accuracy"], run_eagerly=True)
-    called = []
-    original = keras_mp.lean.ChunkedCrossEntropy.of_features
-    monkeypatch.setattr(
-        keras_mp.lean.ChunkedCrossEntropy,
-        "of_features",
-        lambda *args, **kwargs: called.append(1) or original(*args, **kwargs),
-    )
-    assert set(model.train_on_batch(tokens, targets, return_dict=True)) == {"loss", "accuracy"}
-    assert called
-    assert model.predict_on_batch(tokens).shape == (5, LENGTH, VOCABULARY)
-    # Keras's own loss is computed in chunks, too; another works as usual.
-    one_hot = np.eye(VOCABULARY, dtype="float32")[targets]
-    for loss, wanted, in_chunks in (("Sparse", targets, True), ("", one_hot, False)):
-        loss = getattr(keras.losses, f"{loss}CategoricalCrossentropy")(from_logits=True)
-        model.compile("sgd", loss, metrics=["accuracy"], run_eagerly=True)
-        called.clear()
-        assert set(model.train_on_batch(tokens, wanted, return_dict=True)) == {"loss", "accuracy"}
-        assert bool(called) == in_chunks
-
-
 def test_it_is_saved_loaded_and_stabilized(tmp_path):
     tokens, targets, _ = draw()
     keras.config.set_dtype_policy("mixed_bfloat16")

@@ -266,8 +266,9 @@ def with_frozen_experts(name, integers, **changes):
     for variable in model.trainable_variables:  # of LoRA's matrices the second begins as zeros
         variable.assign(np.random.default_rng().normal(0, 0.3, variable.shape))
     other, before = twin(model), []
+    how = {"jit_compile": True} if JAX else {"run_eagerly": True}  # which takes less time than to trace a step
     for one in (model, other):
-        one.compile(keras.optimizers.SGD(0.1), model.loss, jit_compile=JAX)
+        one.compile(keras.optimizers.SGD(0.1), model.loss, **how)
     keras_mp.lean.narrow_frozen(model, experts=integers)
     for layer, plain in zip(model._flatten_layers(), other._flatten_layers(), strict=True):
         for place, bank in quantized_banks(layer).items():

@@ -9,11 +9,9 @@ from keras import ops
 from test_optimizer import stepper
 from test_small_states import OPTIMIZERS
 
-import keras_mp
 from keras_mp import LossScale, LossScaleOptimizer
 
 SHAPE = (64, 96)
-LOSS = "sparse_categorical_crossentropy"
 
 
 def weight(values, dtype="bfloat16", **arguments):
@@ -103,32 +101,3 @@ def test_wrong_use():
     built.build([variable])
     with pytest.raises(ValueError, match="is built already, and its .* is in bfloat16, as Keras makes it"):
         LossScaleOptimizer(built, LossScale.none()).build([variable])
-
-
-def embedding_model():
-    keras.config.set_dtype_policy("bfloat16")
-    try:
-        ids = keras.Input((6,), dtype="int32")
-        x = keras.layers.Embedding(16, 8)(ids)
-        x = keras.layers.LayerNormalization()(x)
-        x = keras.layers.GlobalAveragePooling1D()(x)
-        return keras.Model(ids, keras.layers.Dense(3, activation="softmax")(x))
-    finally:
-        keras.config.set_dtype_policy("float32")
-
-
-def test_prepare_chooses_the_wrapper_and_trains(capsys):
-    model = keras_mp.prepare(embedding_model(), keras.optimizers.Adam(5e-2), LOSS, verbose=True, run_eagerly=True)
-    printed = capsys.readouterr().out
-    assert "trains bfloat16 weights" in printed
-    rng = np.random.default_rng()
-    ids = rng.integers(0, 16, (64, 6))
-    labels = (ids[:, 0] % 3).astype("int32")
-    before = read(model.layers[1].embeddings)
-    losses = [model.train_on_batch(ids[:, :1].repeat(6, 1), labels) for _ in range(10)]
-    assert isinstance(model.optimizer, LossScaleOptimizer) and isinstance(model.optimizer.loss_scale, LossScale.none)
-    assert {dtype_of(v) for v in model.layers[1].weights} == {"bfloat16"}
-    assert {dtype_of(v) for v in model.optimizer.inner_optimizer.variables if len(v.shape)} == {"float32"}
-    assert losses[-1] < 0.7 * losses[0]
-    used = np.isin(np.arange(16), ids[:, 0])
-    assert (read(model.layers[1].embeddings)[~used] == before[~used]).all()

@@ -29,14 +29,3 @@ def test_weights_in_bfloat16_are_rounded_by_the_wrapper_and_in_float16_refused()
     assert isinstance(optimizer.loss_scale, keras_mp.LossScale.none)
     with pytest.raises(ValueError, match="is stored in float16.*'mixed_float16'"):
         keras_mp.loss_scaling.wrap_optimizer(keras.optimizers.SGD(), tiny("float16"))
-
-
-def test_wrapping_twice_is_refused():
-    for scaler in (keras_mp.LossScaleOptimizer, keras.optimizers.LossScaleOptimizer):
-        with pytest.raises(ValueError, match="optimizer=.* is a LossScaleOptimizer already"):
-            keras_mp.loss_scaling.wrap_optimizer(scaler(keras.optimizers.SGD()), tiny("mixed_float16"))
-
-
-def test_what_is_no_optimizer_is_refused():
-    with pytest.raises(TypeError, match="optimizer='adam' must be a Keras optimizer"):
-        keras_mp.loss_scaling.wrap_optimizer("adam", tiny("float32"))

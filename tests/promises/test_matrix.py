@@ -9,7 +9,7 @@ import zoo
 # row and of a column. On JAX, where a cell takes several times as long, each column has one row, quick or slow.
 QUICK = {
     "stabilize": ("convolutional", "attention", "own_code", "translator"),
-    "stabilize, FP8": ("functional", "own_step"),
+    "stabilize, FP8": ("attention", "own_step"),
     "stabilize, INT8": ("sequential",),
     "stabilize, qat_int4": ("functional",),
     "stabilize, narrow_frozen": ("lora", "distilled"),

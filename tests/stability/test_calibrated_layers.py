@@ -101,6 +101,7 @@ def test_lora_beside_calibrated_weights(kind, mode, bits, group, options, tmp_pa
     assert np.abs(changes[1]).max() > 0
 
 
+@pytest.mark.slow  # of int4: test_more_groups_than_16_bits_can_count
 def test_groups_keep_their_scales_in_16_bits():
     """GPTQ numbers groups with fractions, such as 303 / 8, which Keras rounds up in bfloat16 to other groups."""
     with keras_mp.set_global_policy("mixed_bfloat16"):
@@ -141,7 +142,7 @@ def test_a_quantized_language_model_is_loaded_trained_and_exported(tmp_path):
         layer.enable_lora(4)
     model.layers[0].trainable = False
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    keras_mp.prepare(model, keras.optimizers.Adam(0.02), loss)
+    keras_mp.prepare(model, keras.optimizers.Adam(0.02), loss, run_eagerly=keras.backend.backend() == "tensorflow")
     losses = model.fit(x, tokens[:, 1:], epochs=40, verbose=0).history["loss"]
     assert losses[-1] < 0.85 * losses[0]
     if keras.backend.backend() == "tensorflow":

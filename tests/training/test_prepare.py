@@ -143,6 +143,8 @@ def test_it_says_what_it_did_in_bfloat16_float32_and_fp8(capsys):
     lines = said(capsys, build(), fp8=EVERYTHING, state_dtype="float8")
     assert lines["fp8"] == "products of first and classes"
     assert lines["optimizer"] == "Adam, states in float8, loss not scaled"
+    keras.config.set_dtype_policy("bfloat16")
+    assert "trains bfloat16 weights" in said(capsys, build())["precision"]
 
 
 def test_a_model_of_long_names_is_told_in_80_columns(capsys):

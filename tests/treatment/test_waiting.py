@@ -144,12 +144,12 @@ def test_each_change_by_itself_waits(change, capsys):
 
 def test_saved_loaded_pickled_and_cloned_it_still_waits(tmp_path):
     x, y = data()
-    model = prepared(Net, "mixed_float16", False, state_dtype="bfloat16")
+    model = prepared(Net, "mixed_float16", False, state_dtype="bfloat16", **EAGERLY)
     model.save(tmp_path / "model.keras")
     clone, pickled = keras.models.clone_model(model), pickle.loads(pickle.dumps(model))
     keras.config.set_dtype_policy("float32")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    clone.compile(keras_mp.LossScaleOptimizer(keras.optimizers.Adam()), LOSS)
+    clone.compile(keras_mp.LossScaleOptimizer(keras.optimizers.Adam()), LOSS, **EAGERLY)
     for other in (loaded, pickled, clone):
         assert keras_mp.report(other).waiting == ("prepare",)
         fit(other, x, y)

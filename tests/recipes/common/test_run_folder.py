@@ -18,14 +18,6 @@ def test_a_name_that_is_a_path_is_an_error(tmp_path, name):
         new_run_folder(str(tmp_path / "runs"), name)
 
 
-def test_a_finished_file_gets_its_name(tmp_path):
-    with atomic_write(tmp_path / "a.txt") as partial:
-        partial.write_text("whole")
-        assert not (tmp_path / "a.txt").exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
-    assert (tmp_path / "a.txt").read_text() == "whole"
-
-
 @pytest.mark.parametrize("failure", [OSError, KeyboardInterrupt])
 def test_an_interrupted_write_leaves_what_was_there(tmp_path, failure):
     (tmp_path / "a.txt").write_text("before")
