@@ -63,11 +63,5 @@ def tokens(text=PLANTED, rows=1):
     return {"token_ids": x, "padding_mask": np.ones_like(x)}, np.repeat(text[None, 1:], rows, axis=0).astype("int32")
 
 
-def randomize_lora(model, generator):
-    """Random LoRA weights: those of one that is new are zero."""
-    for variable in model.trainable_variables:
-        variable.assign(generator.normal(size=variable.shape) * 0.1)
-
-
 def logits(model, x):
     return np.asarray(keras.ops.convert_to_numpy(model(x, training=False))).astype("float64")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from in_own_process import QUICK, RARE, run
 
-FILES = ("loss_scaling/on_replicas.py", "fp8/scales_on_replicas.py", "lean/remat_on_replicas.py")
+FILES = ("loss_scaling/on_replicas.py", "fp8/scales_on_replicas.py")
 
 
 @pytest.mark.parametrize("part", [QUICK, RARE])

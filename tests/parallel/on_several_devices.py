@@ -1,6 +1,7 @@
 """Tests on several devices, which need a process of their own; test_distribute.py starts it."""
 
 import contextlib
+import dataclasses
 
 import keras
 import numpy as np
@@ -55,7 +56,7 @@ def language_model(policy, layout=None, devices=1, *, steps, accumulate=None, or
     x, y = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
     found = []
     with scope_of(layout, devices, **options):
-        model = keras_mp.stabilize(build(CONFIG))
+        model = keras_mp.stabilize(build(dataclasses.replace(CONFIG, remat=True)))
         inner = keras.optimizers.AdamW(
             1e-3, beta_2=0.95, weight_decay=0.1, global_clipnorm=1.0, gradient_accumulation_steps=accumulate
         )

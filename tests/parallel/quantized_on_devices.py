@@ -77,7 +77,7 @@ def test_lora_trains_as_on_one_device(layout, devices, mode, policy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["qat_int4", "qat_litert"])
+@pytest.mark.parametrize("mode", ["qat_int8", "qat_int4", "qat_litert"])
 def test_training_for_a_quantization_is_as_on_one_device(mode):
     random = np.random.default_rng()
     x, y = (random.normal(size=(32, width)).astype("float32") for width in (7, 3))

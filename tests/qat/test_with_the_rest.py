@@ -1,12 +1,10 @@
 """Training for Keras's int8 and int4 beside the rest of the kit: saved, resumed, undone, stable, lean, with LoRA."""
 
 import re
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
-from in_own_process import run
 from random_layers import config_of
 
 import keras_mp
@@ -268,8 +266,3 @@ def test_files_hold_what_no_config_shows(tmp_path, lora):
     loaded = keras.saving.load_model(tmp_path / "trained.keras")
     assert loaded.train_on_batch(x, y) == model.train_on_batch(x, y)
     assert weights(loaded) == weights(model)
-
-
-@pytest.mark.slow
-def test_a_step_on_several_replicas_is_that_of_one_device():
-    run(Path(__file__).with_name("quantized_on_replicas.py"), "not slow", devices=4)
