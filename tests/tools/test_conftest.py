@@ -135,4 +135,4 @@ def test_each_public_name_is_used_in_make_test(quick):
     texts = "\n".join(without_the_rest(file, quick) for file in sorted(files))
     returned_or_raised = re.compile(r"Error$|Report$|^NonFinite$")  # by calls that are named themselves
     names = {name for name in (*keras_mp.__all__, *keras_mp.fp8.__all__) if not returned_or_raised.search(name)}
-    assert len(names) > 30 and sorted(name for name in names if not re.search(rf"\b{name}\b", texts)) == []
+    assert len(names) > 20 and sorted(name for name in names if not re.search(rf"\b{name}\b", texts)) == []
