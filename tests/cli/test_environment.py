@@ -96,26 +96,23 @@ def test_missing_extras(monkeypatch):
     assert '.[jax]"' not in text and "every extra is installed" not in text
 
 
-def test_missing_backend(monkeypatch):
-    monkeypatch.setenv("KERAS_BACKEND", "jax")
-    monkeypatch.setattr(environment, "_installed", lambda module: module != "jax")
+@pytest.mark.parametrize(
+    ("backend", "others", "said"),
+    [
+        (
+            "jax",
+            True,
+            "set to the backend 'jax', which is not installed. Way out: export KERAS_BACKEND=tensorflow, or ",
+        ),
+        ("tensorflow", False, 'Way out: pip install -e ".[tensorflow]"'),
+        ("torch", True, "set to the backend 'torch', and keras_mp runs on tensorflow and jax"),
+    ],
+)
+def test_a_backend_that_is_missing_or_unsupported(backend, others, said, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    monkeypatch.setattr(environment, "_installed", lambda module: module == "keras" or others and module != backend)
     text = flat(page())
-    assert "Keras is set to the backend 'jax', which is not installed." in text
-    assert 'Way out: export KERAS_BACKEND=tensorflow, or pip install -e ".[jax]"' in text
-    assert "What pays" not in text
-
-
-def test_no_backend_at_all(monkeypatch):
-    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
-    monkeypatch.setattr(environment, "_installed", lambda module: module == "keras")
-    text = flat(page())
-    assert 'Way out: pip install -e ".[tensorflow]"' in text
-    assert "KERAS_BACKEND=" not in text
-
-
-def test_unsupported_backend(monkeypatch):
-    monkeypatch.setenv("KERAS_BACKEND", "torch")
-    assert "set to the backend 'torch', and keras_mp runs on tensorflow and jax" in flat(page())
+    assert said in text and "What pays" not in text
 
 
 def test_a_backend_that_fails_to_start(monkeypatch):

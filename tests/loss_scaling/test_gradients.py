@@ -2,26 +2,14 @@ import keras
 import numpy as np
 import pytest
 from arrays import numpy
+from gradients_of import compiled
 
 import keras_mp
 from keras_mp.optimizer import gradients
 
-TENSORFLOW = keras.backend.backend() == "tensorflow"
-
 
 def tensor(values, dtype="float32"):
     return keras.ops.convert_to_tensor(np.array(values, "float64"), dtype)
-
-
-def compiled(function):
-    """The function as a training step would run it."""
-    if TENSORFLOW:
-        import tensorflow as tf
-
-        return tf.function(function)
-    import jax
-
-    return jax.jit(function)
 
 
 @pytest.mark.parametrize(

@@ -144,12 +144,15 @@ class OwnStep(keras.Model):
             return logs, (trainable, passive, metrics)
 
 
-def test_a_metric_that_is_rightly_0_is_0_in_fit_and_evaluate():
-    x = np.random.default_rng().normal(size=(24, 4)).astype("float32")
+def own_model_and_data():
     model = OwnStep()
     model.build((None, 4))
     model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=8.0))
-    keras_mp.loss_scaling.atomic_skip(model)
+    return keras_mp.loss_scaling.atomic_skip(model), np.random.default_rng().normal(size=(24, 4)).astype("float32")
+
+
+def test_a_metric_that_is_rightly_0_is_0_in_fit_and_evaluate():
+    model, x = own_model_and_data()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         history = model.fit(x, x, batch_size=8, epochs=2, validation_data=(x[:8], x[:8]), verbose=0).history
@@ -162,12 +165,8 @@ def test_a_metric_that_is_rightly_0_is_0_in_fit_and_evaluate():
 
 def test_a_skipped_step_among_others_shows_what_counts():
     """Rows 8 to 15 overflow: the logs of that step are those of the step before, though a metric there is 0."""
-    x = np.random.default_rng().normal(size=(24, 4)).astype("float32")
+    model, x = own_model_and_data()
     x[8:16] = np.inf
-    model = OwnStep()
-    model.build((None, 4))
-    model.compile(keras_mp.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=8.0))
-    keras_mp.loss_scaling.atomic_skip(model)
     seen = []
     log = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(dict(logs)))
     history = model.fit(x, x, batch_size=8, shuffle=False, verbose=0, callbacks=[log]).history

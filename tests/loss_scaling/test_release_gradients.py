@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from arrays import values
 from keras import ops
-from test_small_states import OPTIMIZERS
+from test_small_states import OPTIMIZERS, weights_of
 from thirds import thirds
 
 import keras_mp
@@ -18,14 +18,6 @@ AS_STORED = {"float32": ({}, "float32"), "float8": ({"state_dtype": "float8"}, "
 def releasing(inner, release=True, **settings):
     settings["release_gradients"] = release
     return keras_mp.LossScaleOptimizer(inner, keras_mp.LossScale.none(), **settings)
-
-
-def weights_of(dtype="float32", shapes=SHAPES):
-    generator = np.random.default_rng(3)
-    return [
-        keras.Variable(generator.normal(size=shape).astype("float32"), dtype=dtype, name=f"w{place}")
-        for place, shape in enumerate(shapes)
-    ]
 
 
 def apply(optimizer, weights, gradients):
@@ -44,7 +36,7 @@ def test_the_same_weights_and_slots_bit_for_bit_and_none_where_a_gradient_is_inf
     steps[2][5] = None
     after = []
     for release in (False, True):
-        weights, optimizer = weights_of(dtype), releasing(OPTIMIZERS[name](), release, **settings)
+        weights, optimizer = weights_of(*SHAPES, dtype=dtype), releasing(OPTIMIZERS[name](), release, **settings)
         optimizer.build(weights)
         for step in steps:
             apply(optimizer, weights, step)
@@ -76,7 +68,7 @@ def test_other_settings_of_the_optimizer_are_as_without(settings):
     steps = [[generator.normal(size=shape) for shape in SHAPES] for _ in range(3)]
     after = []
     for release in (False, True):
-        weights = weights_of()
+        weights = weights_of(*SHAPES)
         optimizer = releasing(keras.optimizers.Adam(1e-2, **settings), release)
         for step in steps:
             apply(optimizer, weights, step)
@@ -121,7 +113,7 @@ def test_rows_of_a_sparse_gradient(name):
 
     after = []
     for release in (False, True):
-        weight = weights_of(shapes=((6, 4),))
+        weight = weights_of((6, 4))
         optimizer = releasing(OPTIMIZERS[name](), release)
         for rows in ([[1.0] * 4, [2.0] * 4, [-3.0] * 4],) * 2:
             optimizer.apply([tf.IndexedSlices(tf.constant(rows), tf.constant([1, 4, 1]), tf.constant([6, 4]))], weight)

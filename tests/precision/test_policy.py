@@ -162,11 +162,3 @@ def test_policy_scope_restores_a_map(on):
     with set_global_policy("float32"):
         assert global_name() == "float32"
     assert keras.mixed_precision.dtype_policy() is before
-
-
-def test_policy_scopes_nest(on):
-    on(fake.H100)
-    with set_global_policy("mixed_bfloat16"):
-        with set_global_policy("float32"):
-            pass
-        assert global_name() == "mixed_bfloat16"
