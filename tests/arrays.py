@@ -11,3 +11,8 @@ def numpy(x):
 
 def values(variables):
     return [numpy(variable) for variable in variables]
+
+
+def rounded(x, dtype):
+    """In float64, as a dtype of 16 bits holds it."""
+    return numpy(ops.cast(ops.cast(x, "float32"), dtype)).astype("float64")

@@ -4,16 +4,13 @@ import keras
 import ml_dtypes
 import numpy as np
 from gradients_of import compiled as compiled
+from zoo import normal as normal
 
 from keras_mp.fp8.quantize import Known
 from keras_mp.fp8.quantize import quantize as quantize_tensor
 
 DTYPES = {"E4M3": ml_dtypes.float8_e4m3fn, "E5M2": ml_dtypes.float8_e5m2}
 MAX = {"E4M3": 448.0, "E5M2": 57344.0}
-
-
-def normal(*shape):
-    return np.random.default_rng().normal(size=shape).astype("float32")
 
 
 def cast(x, name):

@@ -5,7 +5,7 @@ import contextlib
 import keras
 import numpy as np
 import pytest
-from arrays import numpy, values
+from arrays import numpy, rounded, values
 from gradients_of import MODES, value_and_gradients
 from keras import ops
 
@@ -135,10 +135,6 @@ def drawn(family, kind, low):
     mask = np.arange(LENGTH)[None] < np.array([[LENGTH], [7], [4]])
     upstream = rounded(random.normal(size=(ROWS, LENGTH, WIDTH)), low)
     return tokens.reshape(ROWS, LENGTH, WIDTH), mask, list(weights.values()), upstream
-
-
-def rounded(array, dtype):
-    return ops.convert_to_numpy(ops.cast(ops.cast(array.astype("float32"), dtype), "float32")).astype("float64")
 
 
 KINDS = ("any", "collapsed", "empty")

@@ -3,13 +3,10 @@
 import keras
 import numpy as np
 from keras import layers, ops
+from zoo import normal as normal
 
 import keras_mp
 from keras_mp.numerics.ranges import Range
-
-
-def normal(*shape):
-    return np.random.default_rng().normal(size=shape).astype("float32")
 
 
 def measure(x, name, scale=1.0):

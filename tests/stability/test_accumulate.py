@@ -2,6 +2,7 @@ import keras
 import numpy as np
 import pytest
 import zoo
+from arrays import rounded
 from gradients_of import MODES, value_and_gradients
 
 from keras_mp.stability.accumulate import einsum_float32
@@ -16,10 +17,6 @@ EQUATIONS = {
 }
 # Each with one of the two.
 DTYPES = dict(zip(EQUATIONS, ("bfloat16", "float16") * 3, strict=True))
-
-
-def rounded(array, dtype):
-    return keras.ops.convert_to_numpy(keras.ops.cast(keras.ops.cast(array, dtype), "float32")).astype("float64")
 
 
 @pytest.mark.jax

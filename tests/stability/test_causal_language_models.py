@@ -3,10 +3,9 @@
 import warnings
 
 import keras
-import ml_dtypes
 import numpy as np
 import pytest
-from arrays import numpy, values
+from arrays import numpy, rounded, values
 
 import keras_mp
 
@@ -42,15 +41,11 @@ def spread(model):
             weight.assign(keras.ops.convert_to_numpy(weight) + noise.astype("float32"))
 
 
-def rounded(x, precision):
-    return x.astype(ml_dtypes.bfloat16 if precision == "bfloat16" else np.float16)
-
-
 def logits_in_float64(model, x, cap, precision):
     """The product of the 16-bit features and the 16-bit embeddings, exactly."""
     embedding = model.backbone.token_embedding
     kernel = numpy(embedding.embeddings).T if embedding.tie_weights else numpy(embedding.reverse_embeddings)
-    logits = numpy(model.backbone(x)).astype("float64") @ rounded(kernel, precision).astype("float64")
+    logits = numpy(model.backbone(x)).astype("float64") @ rounded(kernel, precision)
     return logits if cap is None else cap * np.tanh(logits / cap)
 
 

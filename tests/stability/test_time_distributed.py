@@ -3,18 +3,12 @@
 import keras
 import numpy as np
 import pytest
+from arrays import numpy, rounded
 from keras import layers
+from zoo import normal
 
 import keras_mp
 from keras_mp.stability.sensitive import sensitive_layers
-
-
-def numpy(x):
-    return np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(x, "float32")), "float64")
-
-
-def normal(*shape):
-    return np.random.default_rng().normal(size=shape).astype("float32")
 
 
 def around(inner, *shape, policy="mixed_float16", wrapper=None, last=False):
@@ -74,9 +68,9 @@ def test_an_output_is_not_rounded(policy, recwarn):
     kernel, bias = model.get_weights()
     model.set_weights([kernel, bias + normal(5)])
     kernel, bias = (np.asarray(weight, "float64") for weight in model.get_weights())
-    rounded = [numpy(keras.ops.cast(value, low)) for value in (x, kernel)]
+    x_low, kernel_low = (rounded(value, low) for value in (x, kernel))
     assert keras.backend.standardize_dtype(model(x).dtype) == "float32"
-    np.testing.assert_allclose(numpy(model(x)), softmax(rounded[0] @ rounded[1] + bias), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(numpy(model(x)), softmax(x_low @ kernel_low + bias), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
