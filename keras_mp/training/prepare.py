@@ -333,7 +333,7 @@ def _told_after(walk: Walk, jit: Support) -> dict[str, str]:
 
 
 def _named(layers: Sequence[keras.layers.Layer]) -> str:
-    """The names of layers, or where they are too long for a line, how many of each kind there are."""
+    """Names of layers, or too many for a line, of kinds."""
     names = " and ".join(layer.name for layer in layers)
     if len(names) < _WIDTH // 2:
         return names
