@@ -57,6 +57,18 @@ def file_of(root: Path, module: str) -> str:
     return (path := module.replace(".", "/")) + ("/__init__.py" if (root / path).is_dir() else ".py")
 
 
+def file_rows(root: Path) -> list[str]:
+    """A row for each file of more than ten lines: its path, and the first line of its docstring."""
+    rows = []
+    for name, module in modules_of(root).items():
+        file = file_of(root, name)
+        if len((root / file).read_text().splitlines()) > 10:
+            rows.append(
+                f"| `{file.removeprefix('keras_mp/')}` | {(ast.get_docstring(module) or '').partition(chr(10))[0]} |"
+            )
+    return rows
+
+
 def engines_of(name: str, modules: dict[str, ast.Module], backend: str) -> list[tuple[str, tuple[str, str]]]:
     """The names that a module gives to a room's functions for a backend, each with the room and its module of these."""
     assigned = [
@@ -346,8 +358,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folders", nargs="*", type=Path, default=[Path(__file__).resolve().parents[1]])
     parser.add_argument("--visits", metavar="MODULE:FUNCTION", help="print the files that a value visits from there")
+    parser.add_argument("--files", action="store_true", help="print a row for each file, as in architecture.md")
     options = parser.parse_args()
     folders = [folder.resolve() for folder in options.folders]
+    if options.files:
+        print(*(row for folder in folders for row in file_rows(folder)), sep="\n")
+        return
     if options.visits:
         for folder in folders:
             visited = (code := Code(folder)).visits(options.visits)

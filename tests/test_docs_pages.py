@@ -223,3 +223,8 @@ def test_the_description_of_an_argument_begins_with_a_noun_and_can_be_read_alone
                 ]
     print("\n".join(pressed))
     assert count > 1000 and pressed == []
+
+
+def test_the_map_has_a_row_for_every_file():
+    rows = re.findall(r"^\| `[\w/]+\.py` \| .* \|$", ARCHITECTURE.split("## Every file")[1], re.MULTILINE)
+    assert rows == structure.file_rows(ROOT)
