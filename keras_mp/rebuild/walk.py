@@ -56,19 +56,13 @@ class Walk:
     """Walk over a model, once: what is in it, where.
 
     Changes in place leave its structure as it is, so that one walk serves all of them.
-
-    Attributes:
-        model: the model, or a layer.
-        every: the model and the layers below it, depth first and once.
-        layers: the layers below the model, by path.
-        children: the layers directly inside the model and each of its layers, by the id of that.
     """
 
     def __init__(self, model: Any) -> None:
-        self.model = model
-        self.every: list[Any] = [model]
-        self.layers: dict[str, Any] = {}
-        self.children: dict[int, list[Any]] = {}
+        self.model = model  # or a layer
+        self.every: list[Any] = [model]  # and the layers below it, depth first and once
+        self.layers: dict[str, Any] = {}  # the layers below it, by path
+        self.children: dict[int, list[Any]] = {}  # the layers directly inside each of `every`, by the id of that
         self._visit(model, "")
 
     def _visit(self, layer: Any, path: str) -> None:

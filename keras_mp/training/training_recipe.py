@@ -47,17 +47,13 @@ WHERE = "keras-mp's own are in the folder recipes/ of its repository, and are ru
 class TrainingRecipe:
     """The functions of a training recipe.
 
-    Args:
-        given: the text that the user wrote: a name, a path, or module:function.
-        function: the name of the function that returns the config.
-
     Raises:
         ValueError: it has no such function or no `train`; names the file, the function and what is right.
     """
 
-    given: str
+    given: str  # what the user wrote: a name, a path, or module:function
     module: ModuleType
-    function: str
+    function: str  # the name of the function that returns the config
 
     def __post_init__(self) -> None:
         missing = [name for name in (self.function, "train") if not callable(getattr(self.module, name, None))]
