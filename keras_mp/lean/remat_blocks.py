@@ -20,10 +20,8 @@ from keras_mp.treatment.treated import Treatment, register_treatments
 
 # Which parts of a model are to be recomputed, and the treatments that make them so.
 
-Remats = bool | Sequence[str]
 
-
-def choose_blocks(model: keras.Model, remat: Remats) -> list[Block]:
+def choose_blocks(model: keras.Model, remat: bool | Sequence[str]) -> list[Block]:
     """Chooses the blocks that are to be recomputed.
 
     Args:

@@ -144,7 +144,7 @@ class Source:
         blocks: int | None = None,
         chip: TracedChip | None = None,
     ) -> keras.Model:
-        """Builds the model anew, under a policy and with changes.
+        """Builds the model; the original is not changed.
 
         Args:
             policy: the policy that a function builds it in, also where it asks for "auto"; of a model its precision.

@@ -55,7 +55,7 @@ class Lowered:
     module: bytes  # the module as text, with locations, or as MLIR bytecode
     arguments: tuple[Argument, ...]  # the arguments of its main function, in order
     calls: tuple[LayerCall, ...]  # the trace's layer calls; operations of call i have keras_mp.call.i in their names
-    backend: str
+    backend: str  # "tensorflow" or "jax"
     model: str  # the model's name
     precision: str = ""  # the model's precision, as `inspect` names it
     layers: tuple[str, ...] = ()  # the paths of its layers

@@ -31,7 +31,7 @@ class Plan:
 
     strategy: str  # the way in which weights and batches lie: "data", "fully_sharded" or "tensor"
     devices: tuple[str, ...]  # their names, as the backend writes them; empty where a step is only compiled
-    shape: tuple[int, ...]  # of the mesh: devices that share a batch, and with "tensor" those that share a weight
+    shape: tuple[int, ...]  # the mesh: the devices that share a batch, and with "tensor" those that share a weight
     reduce_dtype: str = "float32"  # the dtype in which gradients are summed over the devices
     # the axis of a weight that "tensor" splits, by patterns of its path; None for those of models built in its scope
     rules: Rules | None = None

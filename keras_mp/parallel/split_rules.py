@@ -1,7 +1,6 @@
 """Which axes of weights tensor parallelism splits.
 
-A model's rules stand with the function that builds it: they hold for the names that it gives its layers, which mean
-nothing elsewhere.
+A model's rules stand with the model: they hold for the names that it gives its layers, which mean nothing elsewhere.
 """
 
 from __future__ import annotations
