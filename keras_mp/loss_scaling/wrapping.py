@@ -98,6 +98,12 @@ def wrap_optimizer(
     return optimizer
 
 
+# Where a Keras optimizer by itself makes another step than inside `LossScaleOptimizer`, from the same gradients.
+#
+# sparse gradients   Keras squares, or clips, each occurrence of a row by itself; we sum the occurrences first
+# accumulation       Keras averages (use_ema) and constrains weights at each micro-batch, we at each applied step; and
+#                    on JAX it chooses between old and new weights and slots, for which XLA keeps both
+
 # Their updates are linear in the gradient, or need its sum only: rows that occur twice are summed on the way.
 _SUMMING = (keras.optimizers.SGD.update_step, keras.optimizers.Lion.update_step)
 

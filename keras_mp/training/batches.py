@@ -105,8 +105,7 @@ class Batches(keras.utils.PyDataset):
 
         Returns:
             The permutation of `range(examples)`, int64, that NumPy's generator draws from the seed `(seed, epoch)`.
-            That of
-            the last epoch asked for is kept.
+            That of the last epoch asked for is kept.
         """
         drawn, order = self._order
         if drawn != epoch:

@@ -91,8 +91,7 @@ class TrainingRecipe:
         """Trains; returns whether ctrl-C ended it early.
 
         Of what the training recipe's `train` returns, only `interrupted` is read, so that a training is not lost for
-        what its
-        end returned, or did not.
+        what its end returned, or did not.
         """
         return bool(getattr(self.module.train(config), "interrupted", False))
 
