@@ -127,7 +127,7 @@ def unshare_across_graphs(node: Any, seen: set[int], copied: list[int]) -> Any:
 
     Args:
         seen: ids of the objects so far.
-        copied: those of the layers that are copied, which are added.
+        copied: ids of the layers that are copied, to which more are added.
     """
     if isinstance(node, (list, tuple)):
         return type(node)(unshare_across_graphs(item, seen, copied) for item in node)
