@@ -159,13 +159,7 @@ def test_a_model_without_blocks_says_so():
 
 
 def test_a_window_that_is_shorter_than_the_tokens_stays():
-    def build():
-        sizes = {"vocabulary_size": 40, "num_layers": 1, "num_query_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
-        widths = {"hidden_dim": 16, "intermediate_dim": 32, "sliding_window_size": 4}
-        backbone = keras_hub.models.Qwen3Backbone(**sizes, **widths)
-        return keras_hub.models.Qwen3CausalLM(backbone=backbone, preprocessor=None)
-
-    plain, lean = build(), build()
+    plain, lean = (causal_models.build("Qwen3CausalLM", num_layers=1, sliding_window_size=4) for _ in range(2))
     lean.set_weights(plain.get_weights())
     keras_mp.lean.make_lean(lean)
     tokens = np.random.default_rng().integers(0, 40, (2, 9))
