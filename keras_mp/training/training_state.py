@@ -12,6 +12,7 @@ import numpy as np
 from keras_mp import backend
 from keras_mp.backend.common.keras_private import GLOBAL_SEED_GENERATOR, global_seed_generator, global_state
 from keras_mp.loss_scaling.compiled_optimizer import scales_loss
+from keras_mp.loss_scaling.optimizer import LossScaleOptimizer
 from keras_mp.optimizer.state_slot import StateSlot
 from keras_mp.rebuild.optimizers import Slot, optimizer_slots, unwrapped
 from keras_mp.rebuild.walk import is_overwritten
@@ -132,9 +133,8 @@ def restore_metrics(model: keras.Model, reader: Reader) -> None:
     for index, variable in enumerate(model.metrics_variables):
         _assign(variable, reader, f"metrics/{index}")
     # Of a prepared model's optimizer: whether those metrics count a step yet.
-    since_reset = getattr(model.optimizer, "since_reset", None)
-    if since_reset is not None and _SINCE_RESET in reader.names:
-        _assign(since_reset, reader, _SINCE_RESET)
+    if isinstance(model.optimizer, LossScaleOptimizer) and _SINCE_RESET in reader.names:
+        _assign(model.optimizer.since_reset, reader, _SINCE_RESET)
 
 
 def _pairs(saved: dict[str, Any], live: list[Any], name: str) -> tuple[dict[int, Any], list[str]]:
