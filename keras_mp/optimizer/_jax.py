@@ -126,7 +126,6 @@ def reduce_dtype() -> str:
     return "float32"
 
 
-# Slots in the host's memory, which TensorFlow's `check_host_memory` refuses: it has no more of these functions.
 ON_HOST = "pinned_host"
 
 

@@ -160,6 +160,25 @@ def check_host_memory() -> None:
     raise ValueError("state_memory='host' needs JAX: set the environment variable KERAS_BACKEND to 'jax'")
 
 
+def fetches_early() -> bool:
+    """Never: nothing lies in memory of the host."""
+    return False
+
+
+def keep_on_host(variable: keras.Variable) -> None:
+    """Leaves a variable where it is."""
+
+
+def fetched(array: Any, after: list[Any]) -> Any:
+    """Returns the tensor: it is where it is used."""
+    return array
+
+
+def stored(array: Any) -> Any:
+    """Returns the tensor: it stays where it is."""
+    return array
+
+
 # An optimizer's update as an island: one program on each device, which reads gradients, weights and slots once.
 
 # Operations with a state that XLA compiles: those of variables and of branches.
