@@ -1,24 +1,15 @@
 """The FP8 products once more, in NumPy: operands by ml_dtypes, sums in float64."""
 
 import keras
-import ml_dtypes
 import numpy as np
+from arrays import DTYPES as DTYPES
+from arrays import MAX as MAX
+from arrays import saturated as cast
 from gradients_of import compiled as compiled
 from zoo import normal as normal
 
 from keras_mp.fp8.quantize import Known
 from keras_mp.fp8.quantize import quantize as quantize_tensor
-
-DTYPES = {"E4M3": ml_dtypes.float8_e4m3fn, "E5M2": ml_dtypes.float8_e5m2}
-MAX = {"E4M3": 448.0, "E5M2": 57344.0}
-
-
-def cast(x, name):
-    """Clips what is finite, and rounds as ml_dtypes does; the rest is NaN."""
-    x = np.asarray(x, "float32")
-    clipped = np.where(np.isfinite(x), np.clip(x, -MAX[name], MAX[name]), np.nan).astype("float32")
-    with np.errstate(invalid="ignore"):
-        return clipped.astype(DTYPES[name])
 
 
 def quantize(x, name, power_of_two=False, axes=None):

@@ -1,6 +1,7 @@
 import keras
 import numpy as np
 import pytest
+import zoo
 from faults import (
     backward_only,
     compiled,
@@ -167,15 +168,6 @@ def test_a_frozen_backbone_of_nan_in_float16_is_not_blamed_on_the_precision():
     assert np.isnan(dense[0].kernel).all()  # as it was
 
 
-@keras.saving.register_keras_serializable("test_nonfinite")
-class AuxiliaryLoss(layers.Layer):
-    """Adds a loss in the dtype of its input."""
-
-    def call(self, x):
-        self.add_loss(ops.mean(x * x))
-        return x
-
-
 class Masked(layers.Layer):
     """Scores that overflow, and an attention mask of -inf, which does no harm."""
 
@@ -318,7 +310,7 @@ def test_naming_an_operation_leaves_no_tensor_of_its_trace_behind():
 
 
 def test_a_loss_in_float16_that_keras_cannot_add_is_named_with_what_mends_it():
-    model = sequential(layers.Dense(8, dtype="mixed_float16"), AuxiliaryLoss(dtype="mixed_float16"))
+    model = sequential(layers.Dense(8, dtype="mixed_float16"), zoo.AddsLoss(deep=False, dtype="mixed_float16"))
     batch = (normal(16, 8), normal(16, 1))
     if keras.backend.backend() == "tensorflow":
         with pytest.raises(ValueError, match=r"keras_mp.stabilize\(model\) may mend it.*plain Keras fails, too"):

@@ -3,18 +3,12 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+from arrays import DTYPES
 from faults import measure
 
 from keras_mp.numerics.ranges import Range, merged
 from keras_mp.precision.formats import FORMATS, current_scale
 
-# Beside ml_dtypes: tests/precision/test_formats.py.
-DTYPES = {
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "E4M3": ml_dtypes.float8_e4m3fn,
-    "E5M2": ml_dtypes.float8_e5m2,
-}
 HARD = [0.0, -0.0, np.inf, -np.inf, np.nan, 65504, 65519.99, 65520, -65520, 7e4, 2**-14, 2**-24, 2**-25, 1.01 * 2**-25]
 HARD += [448, 464, 464.1, 480, 57344, 61439, 61440, 2**-9, 2**-10, 1e-45, 1e-38, 3.4e38, -1.0, 2**-16, 2**-17]
 

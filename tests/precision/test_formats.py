@@ -6,6 +6,7 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
+from arrays import DTYPES, MAX, saturated
 from gradients_of import compiled
 
 from keras_mp.fp8 import Scaling
@@ -23,14 +24,6 @@ from keras_mp.precision.formats import (
     scale_to,
 )
 
-DTYPES = {
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "E4M3": ml_dtypes.float8_e4m3fn,
-    "E5M2": ml_dtypes.float8_e5m2,
-    "E2M1": ml_dtypes.float4_e2m1fn,
-}
-MAX = {"float16": 65504.0, "bfloat16": (2 - 2**-7) * 2.0**127, "E4M3": 448.0, "E5M2": 57344.0, "E2M1": 6.0}
 # Subnormals of float32 and of each format, halfway cases, the largest numbers and what lies past them.
 DIFFICULT = [
     *(0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, 1e-40, 1e-38, 2.0**-126, 2.0**-133, 2.0**-134, 1.4e-45 * 3),
@@ -38,14 +31,6 @@ DIFFICULT = [
     *(448, 449, 463.9, 464, 464.1, 480, 57344, 57345, 61439, 61440, 61441, 65504, 65519.99, 65520, 65521, 7e4),
     *(3.3895e38, 3.394e38, 3.4e38, 17, 19, 9, 11, 1.0, 1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-8, -7.250491),
 ]
-
-
-def saturated(x, name):
-    """Clips what is finite, and rounds as ml_dtypes does; the rest is NaN."""
-    x = np.asarray(x, "float32")
-    clipped = np.where(np.isfinite(x), np.clip(x, -MAX[name], MAX[name]), np.nan).astype("float32")
-    with np.errstate(invalid="ignore"):
-        return clipped.astype(DTYPES[name])
 
 
 def difficult():

@@ -3,9 +3,9 @@
 import contextlib
 
 import keras
-import ml_dtypes
 import numpy as np
 import zoo
+from arrays import DTYPES as NUMPY
 from keras import layers
 
 import keras_mp
@@ -95,7 +95,6 @@ def _cases():
 CASES = {f"{name} {variant}".strip(): (name, *rest) for name, variant, *rest in _cases() if hasattr(layers, name)}
 ROUNDING = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3e38}
-NUMPY = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 # Units in the last place by which a result may be off: it is rounded, and so are a few numbers on the way to it.
 ALLOWED = 4.0
 # At 20 a sum of 4,096 is more than float16 holds, and its mean is not.

@@ -245,19 +245,6 @@ def test_activity_regularizers(how):
 
 
 @keras.saving.register_keras_serializable("test_stabilize")
-class AddsLoss(layers.Layer):
-    """Adds a loss in the dtype of its input; the sublayer that does so, too, is in no config."""
-
-    def __init__(self, deep=True, **kwargs):
-        super().__init__(**kwargs)
-        self.inner = AddsLoss(deep=False) if deep else None
-
-    def call(self, x):
-        self.add_loss(keras.ops.mean(keras.ops.square(x)))
-        return x if self.inner is None else self.inner(2 * x)
-
-
-@keras.saving.register_keras_serializable("test_stabilize")
 class AddsLossItself(keras.Model):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -274,7 +261,7 @@ class AddsLossItself(keras.Model):
 def test_losses_that_a_layer_or_a_model_adds(how, policy, tmp_path):
     keras.config.set_dtype_policy(policy)
     if how == "layer":
-        model = keras.Sequential([keras.Input((3,)), layers.Dense(4), AddsLoss(), layers.Dense(1, dtype="float32")])
+        model = keras.Sequential([keras.Input((3,)), layers.Dense(4), zoo.AddsLoss(), layers.Dense(1, dtype="float32")])
     else:
         model = AddsLossItself()
     x, y = zoo.normal(8, 3), zoo.normal(8, 1)
