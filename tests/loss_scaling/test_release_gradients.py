@@ -24,6 +24,19 @@ def apply(optimizer, weights, gradients):
     optimizer.apply([g if g is None else ops.convert_to_tensor(np.asarray(g, "float32")) for g in gradients], weights)
 
 
+def with_the_same_bits(make, steps, dtype="float32", **settings):
+    """Weights and optimizer after steps, which are the same without the release."""
+    after = []
+    for release in (False, True):
+        weights, optimizer = weights_of(*SHAPES, dtype=dtype), releasing(make(), release, **settings)
+        optimizer.build(weights)
+        for step in steps:
+            apply(optimizer, weights, step)
+        after.append(values([*weights, *optimizer.variables]))
+    np.testing.assert_equal(*after)
+    return weights, optimizer
+
+
 QUICK = [("AdamW", "float8"), ("Muon", "float8"), ("SGD", "float32"), ("centered", "float32")]
 OTHERS = [(name, stored) for name in OPTIMIZERS for stored in AS_STORED if (name, stored) not in QUICK]
 
@@ -34,15 +47,7 @@ def test_the_same_weights_and_slots_bit_for_bit_and_none_where_a_gradient_is_inf
     generator = np.random.default_rng()
     steps = [[generator.normal(size=shape) for shape in SHAPES] for _ in range(4)]
     steps[2][5] = None
-    after = []
-    for release in (False, True):
-        weights, optimizer = weights_of(*SHAPES, dtype=dtype), releasing(OPTIMIZERS[name](), release, **settings)
-        optimizer.build(weights)
-        for step in steps:
-            apply(optimizer, weights, step)
-        after.append(values([*weights, *optimizer.variables]))
-    np.testing.assert_equal(*after)
-
+    weights, optimizer = with_the_same_bits(OPTIMIZERS[name], steps, dtype, **settings)
     bad = [generator.normal(size=shape) for shape in SHAPES]
     bad[0][3, 4], bad[2][1] = np.inf, np.nan
     slots_before = values(optimizer.variables)
@@ -66,14 +71,7 @@ def test_the_same_weights_and_slots_bit_for_bit_and_none_where_a_gradient_is_inf
 def test_other_settings_of_the_optimizer_are_as_without(settings):
     generator = np.random.default_rng()
     steps = [[generator.normal(size=shape) for shape in SHAPES] for _ in range(3)]
-    after = []
-    for release in (False, True):
-        weights = weights_of(*SHAPES)
-        optimizer = releasing(keras.optimizers.Adam(1e-2, **settings), release)
-        for step in steps:
-            apply(optimizer, weights, step)
-        after.append(values([*weights, *optimizer.variables]))
-    np.testing.assert_equal(*after)
+    weights, optimizer = with_the_same_bits(lambda: keras.optimizers.Adam(1e-2, **settings), steps)
     # Clipping would make an infinity finite: it is looked for before.
     before = values(weights)
     apply(optimizer, weights, [np.full(shape, np.inf) for shape in SHAPES])
