@@ -54,6 +54,23 @@ def test_it_trains_as_the_plain_model(head, weights, mode):
 
 
 @pytest.mark.jax
+@pytest.mark.parametrize("padding", [None, 0])
+def test_perplexity_is_that_of_whole_logits(padding):
+    """KerasHub's, by the definition, in chunks of 7 of 30 rows: exp of the mean over the tokens that are no padding."""
+    hub = pytest.importorskip("keras_hub", reason='the metric is KerasHub\'s: pip install "keras-mp[test]"')
+    tokens, targets, weights = draw()
+    targets[:, -1] = 0
+    model = build()
+    metric = hub.metrics.Perplexity(from_logits=True, mask_token_id=padding)
+    model.compile(loss=keras_mp.lean.ChunkedCrossEntropy(rows=7), weighted_metrics=[metric])
+    found = model.evaluate(tokens, targets, sample_weight=weights, batch_size=2, verbose=0)[1]
+    logits = build(keras.Model).predict(tokens, verbose=0).astype("float64")
+    losses = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, targets[..., None], -1)[..., 0]
+    counts = weights if padding is None else weights * (targets != padding)
+    np.testing.assert_allclose(found, np.exp((losses * counts).sum() / counts.sum()), rtol=1e-5)
+
+
+@pytest.mark.jax
 def test_targets_outside_the_vocabulary_are_as_in_keras():
     """In loss, metrics and gradients, of one chunk and of several: 0 on JAX; on TensorFlow NaN, or an error."""
     tokens, targets, _ = draw()
