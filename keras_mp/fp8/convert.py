@@ -239,7 +239,7 @@ register_calls({"convert": convert})
 
 
 def trains_quantized(scaling: Any) -> bool:
-    """Whether it asks for quantization-aware training."""
+    """Whether a scaling asks for quantization-aware training."""
     # Also by a wrong name: `quantize` knows the right ones.
     named = isinstance(scaling, str) and scaling.lower().startswith(("qat", "int4", "litert"))
     return named or isinstance(scaling, keras.quantizers.QuantizationConfig)

@@ -152,7 +152,7 @@ def add_to_sums(grads: list[Any], sums: list[Any], variables: list[keras.Variabl
 
 
 def means_of(sums: list[Any], grads: list[Any], variables: list[keras.Variable], steps: int) -> list[Any]:
-    """Takes the mean over the micro-batches; of overwriting values, the largest.
+    """Takes the mean over micro-batches; of overwriting values, the largest.
 
     Args:
         grads: the gradients of the last micro-batch, of which None says that a variable has none.
