@@ -10,7 +10,7 @@ import typer
 from command_line import run
 
 from keras_mp import cli
-from keras_mp.training.training_recipe import find_model_function
+from keras_mp.cli.training_recipe import find_model_function
 
 ROOT = Path(__file__).parents[1]
 FILLED = "FILLED"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,25 +19,8 @@ from keras_mp.precision.hardware import Device
 from keras_mp.precision.policy import COMPUTES_IN, GAINS_FROM, pays, set_global_policy
 from keras_mp.rebuild.walk import Walk
 from keras_mp.system.packages import installed
-from keras_mp.training.training_recipe import find_recipe
 
 engine = backend.engine_of(__package__)
-
-
-def recipe(arguments: Sequence[str], precision: str, batch_size: int | None = None) -> Workload:
-    """Step of a training recipe, on random numbers.
-
-    Args:
-        arguments: the training recipe, then its options, as on the command line.
-        batch_size: the number of samples of a step, instead of the training recipe's.
-    """
-    check_can_run(precision)
-    given, *options = arguments
-    training_recipe = find_recipe(given)
-    config = training_recipe.config(options, f"keras-mp bench {given}")
-    size = {} if batch_size is None else {"batch_size": batch_size}
-    model, shapes = training_recipe.step(dataclasses.replace(config, policy=precision, **size))
-    return of_model(model, random_batches(model, shapes, 1)[0], precision)
 
 
 def file(

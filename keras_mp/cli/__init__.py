@@ -129,7 +129,7 @@ def _print_chips() -> None:
 )
 def train(context: typer.Context) -> None:
     _find_modules_here()
-    from keras_mp.training.training_recipe import run_recipe
+    from keras_mp.cli.training_recipe import run_recipe
 
     raise typer.Exit(run_recipe(context.args))
 
@@ -330,7 +330,7 @@ def bench(
         with quiet_stderr():
             recipe, config = _recipe(model, context, batch_size, length)
             recipe.check_can_be_measured(config)
-        function = "keras_mp.bench.keras_step:recipe"
+        function = "keras_mp.cli.training_recipe:timed_step"
         arguments |= {"arguments": [model, *context.args, *_option("--length", length)]}
     report = time_in_processes(
         function,
@@ -497,7 +497,7 @@ def _step(
     _check_no_file_options(imports, unsafe)
     from keras_mp.backend.common.device import absent_chip
     from keras_mp.cli.function_step import step_of_function
-    from keras_mp.training.training_recipe import find_model_function
+    from keras_mp.cli.training_recipe import find_model_function
 
     with quiet_stderr(), absent_chip(chip):  # a recipe's data sets import TensorFlow on JAX too
         build = find_model_function(model)
@@ -521,7 +521,7 @@ def _check_no_file_options(imports: list[str] | None, unsafe: bool = False) -> N
 
 def _recipe(given: str, context: typer.Context, batch_size: int | None, length: int | None) -> tuple[Any, Any]:
     """The training recipe, its config with the command's options."""
-    from keras_mp.training.training_recipe import find_recipe
+    from keras_mp.cli.training_recipe import find_recipe
 
     recipe = find_recipe(given)
     sizes = [*_option("--batch-size", batch_size), *_option("--length", length)]

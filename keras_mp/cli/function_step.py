@@ -11,11 +11,11 @@ from typing import Any
 import keras
 
 from keras_mp import backend
+from keras_mp.cli.training_recipe import parse
 from keras_mp.conversion.model_file import shapes_of_step
 from keras_mp.lean.chunked_head import calls_behind
 from keras_mp.lean.chunked_loss import ChunkedCrossEntropy
 from keras_mp.precision.policy import set_global_policy
-from keras_mp.training.training_recipe import parse
 
 
 def step_of_function(

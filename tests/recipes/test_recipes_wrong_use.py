@@ -7,7 +7,7 @@ import re
 import pytest
 from mocked_data import mocked
 
-from keras_mp.training.training_recipe import run_recipe as main
+from keras_mp.cli.training_recipe import run_recipe as main
 
 
 def config_of(recipe):

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
+from keras_mp.cli.training_recipe import run_recipe as main
 from keras_mp.training.batches import ShuffledBatches
-from keras_mp.training.training_recipe import run_recipe as main
 
 QUICK = (
     "--epochs 3 --batch-size 8 --sequence-length 16 --layers 1 --width 32 --dropout 0.2 --generate 3 --no-export "

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from keras_mp.training.training_recipe import recipes_in, run_recipe
+from keras_mp.cli.training_recipe import recipes_in, run_recipe
 from recipes import digits
 
 FOLDER = Path(digits.__file__).parent

@@ -325,3 +325,22 @@ def run_recipe(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("stopped at once: only the finished files of the run are kept", file=sys.stderr)
         return 130
+
+
+def timed_step(arguments: Sequence[str], precision: str, batch_size: int | None = None) -> Any:
+    """Step of a training recipe on random numbers, to be timed.
+
+    Args:
+        arguments: the training recipe, then its options, as on the command line.
+        batch_size: the number of samples of a step, instead of the training recipe's.
+    """
+    from keras_mp.bench.keras_step import check_can_run, of_model  # in the process that measures
+    from keras_mp.numerics.data import random_batches
+
+    check_can_run(precision)
+    given, *options = arguments
+    recipe = find_recipe(given)
+    config = recipe.config(options, f"keras-mp bench {given}")
+    size = {} if batch_size is None else {"batch_size": batch_size}
+    model, shapes = recipe.step(dataclasses.replace(config, policy=precision, **size))
+    return of_model(model, random_batches(model, shapes, 1)[0], precision)

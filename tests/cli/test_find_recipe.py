@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from keras_mp.training.training_recipe import find_recipe, recipes_in
+from keras_mp.cli.training_recipe import find_recipe, recipes_in
 
 SOURCE = '''"""A training of mine."""
 import dataclasses

@@ -4,7 +4,7 @@ from typing import Annotated, Optional
 import pytest
 import typer
 
-from keras_mp.training.training_recipe import parse
+from keras_mp.cli.training_recipe import parse
 
 OPTIONS = [
     ("epochs", Annotated[int, "passes over the data"], 20),

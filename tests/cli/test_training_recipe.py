@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_mp.training.training_recipe import find_recipe, run_recipe
+from keras_mp.cli.training_recipe import find_recipe, run_recipe
 
 HEAD = """
 import dataclasses
