@@ -15,7 +15,7 @@ on_newest = $(if $(NEWEST_PYTHON),KERAS_BACKEND=$(1) .venv-newest/bin/python -m 
 # On TensorFlow a worker keeps what XLA compiled for it: in one go it would hold more than 4 GB.
 PARTS := "tests/[a-f]*/" "tests/[g-z]*/ tests/test_*.py"
 # Folders, or files and tests of a folder, whose slow tests continuous integration has the time for, in parts for the same reason.
-SLOW := "fp8 lean" "qat" "promises loss_scaling stability rebuild training" "backend export models bench planner/fit/test_kept_figures.py::test_models_that_differ_in_one_thing_do_not_share recipes/datasets recipes/test_cifar10.py system planner/test_assigned.py planner/test_lean_vocabulary.py"
+SLOW := "fp8 lean" "qat" "promises loss_scaling stability rebuild training" "backend cli export models bench planner/fit/test_kept_figures.py::test_models_that_differ_in_one_thing_do_not_share recipes/datasets recipes/test_cifar10.py system planner/test_assigned.py planner/test_lean_vocabulary.py"
 # A file of each room whose code is other code on JAX: what a new version of Keras or JAX breaks.
 NEWEST := backend/test_keras_patches.py export/test_saved_model.py fp8/test_layers.py lean/test_make_lean.py loss_scaling/test_optimizer_as_keras.py models/test_rotary.py numerics/test_nonfinite.py parallel/test_distribute.py planner/test_compile_report.py cli/test_environment.py promises qat/test_keras_modes.py rebuild/test_rebuild.py recipes/test_digits.py stability/test_stabilize.py training/test_prepare.py treatment/test_in_place.py
 SLOW_ON_JAX := parallel fp8 lean promises loss_scaling stability rebuild training backend export models numerics planner/fit/test_advise.py planner/fit/test_advise_several_chips.py planner/test_fp8.py planner/test_lean_vocabulary.py
