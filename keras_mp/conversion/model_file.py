@@ -1,4 +1,4 @@
-"""Loads a .keras file, and makes up a batch."""
+"""Loads a .keras file, makes up a batch, and names inputs."""
 
 from __future__ import annotations
 

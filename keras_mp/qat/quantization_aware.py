@@ -1,4 +1,4 @@
-"""Models that train as they will be quantized."""
+"""Models that train as they will be quantized; noise of weights."""
 
 from __future__ import annotations
 

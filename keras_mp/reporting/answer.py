@@ -1,4 +1,4 @@
-"""The answer of a report, which fits a terminal."""
+"""The answer of a report: sentences for terminal and HTML."""
 
 from __future__ import annotations
 

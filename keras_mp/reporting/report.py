@@ -1,4 +1,4 @@
-"""What every report does, and values as JSON has them."""
+"""Methods of every report: text, tables, JSON, HTML."""
 
 from __future__ import annotations
 

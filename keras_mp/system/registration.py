@@ -1,4 +1,4 @@
-"""The classes that saved models name, for whoever loads one."""
+"""Registers the classes that saved models name with Keras."""
 
 import sys
 from importlib import import_module

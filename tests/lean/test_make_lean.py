@@ -49,7 +49,8 @@ def test_a_language_model_makes_the_same_step(name, graph, one_mask):
     model = compiled(causal_models.build(name), run_eagerly=own_blocks.EAGERLY and not graph)
     lean = lean_of(model)
     x, y, weights = data(model, np.random.default_rng())
-    assert_same_step(step(lean, x, y, weights), step(model, x, y, weights))
+    # A share of a tenth: T5 does not scale its scores, and gradients of its queries are small sums of large terms.
+    assert_same_step(step(lean, x, y, weights), step(model, x, y, weights), least=0.1)
     if name == GPT2:
         lean.set_weights(model.get_weights())
         evaluated = [m.test_on_batch(x, y, sample_weight=weights, return_dict=True) for m in (lean, model)]

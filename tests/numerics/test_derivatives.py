@@ -107,6 +107,7 @@ KINDS = {
 # What has no second derivatives, and says so; what makes the gradients of others; what the step of a sharded model has;
 # what has its second derivatives tested elsewhere.
 ELSEWHERE = {
+    "fp8/_jax.py": "test_eight_bits_name_the_layer_and_the_way_out",
     "fp8/layers.py": "test_eight_bits_name_the_layer_and_the_way_out",
     "fp8/scaled_product.py": "test_eight_bits_name_the_layer_and_the_way_out",
     "lean/experts.py": "test_second_derivatives_and_forward_mode",

@@ -324,7 +324,7 @@ def test_what_gains_less_than_a_hundredth_of_the_step_is_not_advised():
 def test_bad_input():
     model, batch = tiny_gpt()
     x, y = batch
-    with pytest.raises(ValueError, match="batch must be \\(x, y\\).* got one array"):
+    with pytest.raises(ValueError, match="batch must be \\(x, y\\).* got the shapes \\(4, 32\\)"):
         keras_mp.inspect(model, x, "host")
     with pytest.raises(
         ValueError, match="shape \\(4, 31\\) for input 'tokens' of model 'gpt', which takes \\(None, 32\\)"

@@ -1,4 +1,4 @@
-"""What a lowered step asks for: its products, its casts, what it computes in 16 bits."""
+"""The result of reading a lowered program, as JSON."""
 
 from __future__ import annotations
 

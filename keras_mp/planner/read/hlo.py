@@ -1,4 +1,4 @@
-"""Reads the text of a compiled module: instructions, their types, what they call, and how often they run."""
+"""Reads a compiled module: instructions, types, calls, and how often they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a lowered step: its products, its casts, what it computes in 16 bits; and numbers its operations.
+"""Reads a lowered program: products, casts, loops and how often they run.
 
 Runs where JAX's MLIR is, in the compiler's own process.
 """
