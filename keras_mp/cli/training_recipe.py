@@ -328,7 +328,7 @@ def run_recipe(arguments: Sequence[str]) -> int:
 
 
 def timed_step(arguments: Sequence[str], precision: str, batch_size: int | None = None) -> Any:
-    """Step of a training recipe on random numbers, to be timed.
+    """Step of a recipe on random numbers, to be timed.
 
     Args:
         arguments: the training recipe, then its options, as on the command line.

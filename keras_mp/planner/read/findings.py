@@ -61,7 +61,7 @@ class Float32Work:
 
 
 def sensitive(step: CompiledStep) -> list[Sensitive]:
-    """Lists the exponentials and sums asked for in 16 bits, the largest first; equal ones of a layer once."""
+    """Lists 16-bit exponentials and sums, largest first; equal ones once."""
     compiled: dict[str, str] = {}
     for computation in step.module.computations.values():
         for instruction in computation.values():

@@ -127,7 +127,7 @@ def size_of(argument: Argument) -> int:
 
 
 def sizes_by_kind(arguments: Iterable[Argument]) -> dict[str, int]:
-    """The bytes on one device of the arguments of each kind, 0 of others; those on the host are of kind "host"."""
+    """Bytes of arguments by kind, on a device; "host" is one."""
     kinds: dict[str, int] = defaultdict(int)
     for argument in arguments:
         kinds["host" if argument.on_host else argument.kind] += size_of(argument)

@@ -170,7 +170,7 @@ def _largest(report: Compilation) -> str:
 
 
 def on_host(report: Compilation) -> str:
-    """How much of the optimizer lies in the host's memory, and how long it takes there and back."""
+    """Bytes of the optimizer on the host, and their transfer's time."""
     size, chip = report.memory.host, CHIPS.get(report.target)
     if not size:
         return ""
@@ -299,7 +299,7 @@ def _unaligned(matmuls: Sequence[Matmul], flops: int) -> ColumnTable:
 
 
 def unaligned(matmul: Matmul) -> str:
-    """The sizes that are no multiple of 8, of 16, or of 128, each under the smallest that it misses."""
+    """Sizes by the smallest of 8, 16, 128 they miss."""
     missed = []
     seen: set[int] = set()
     for multiple in (8, 16, 128):

@@ -151,8 +151,9 @@ def link_seconds(wire: float, chip: Chip, of: Links) -> float:
 
 
 def padded(matmul: Matmul, chip: Chip) -> float:
-    """How many times its own operations a product takes on a TPU, which fills all rows and columns of a matrix unit.
+    """How many times its operations a TPU takes for a product.
 
+    It fills all rows and columns of a matrix unit.
     A product with one row or one column is a sum of products to XLA, which vector units compute.
     """
     rows, _, columns = matmul.sizes
@@ -174,7 +175,7 @@ _BITS = {"float8": 8, "int8": 8, "float16": 16, "bfloat16": 16}
 
 @dataclass(frozen=True)
 class StepTime:
-    """A prediction of what a step takes, in seconds; `docs/tables/predictions.md` compares such with published runs.
+    """The predicted seconds of a step; `docs/tables/predictions.md` tests such.
 
     Args:
         products: kernels that contain a dot or a convolution.
@@ -401,7 +402,7 @@ def interval_of(chip: Chip, time: StepTime) -> tuple[str, Interval]:
 
 
 def score(chip: Chip, time: StepTime) -> str:
-    """How far published steps like this one were from their predicted time; the reason, where no time is given."""
+    """The error of published steps like this, or why none."""
     if time.unscored:
         return f"No time is given: {time.unscored}."
     name, of = interval_of(chip, time)
