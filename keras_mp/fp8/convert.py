@@ -1,4 +1,4 @@
-"""A model whose matrix products run in FP8, and back."""
+"""`convert`: a model whose products run in FP8, and back."""
 
 from __future__ import annotations
 

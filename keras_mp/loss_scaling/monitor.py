@@ -1,4 +1,4 @@
-"""A callback that shows the loss scale at work, and tells calibration from failure."""
+"""`PrecisionMonitor`: shows the loss scale; tells calibration from failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One float32 run that predicts what lower precisions would lose."""
+"""`audit`: one float32 run that predicts lower precisions' losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training that can be killed at any step and goes on to the same numbers: `TrainingCheckpoint`."""
+"""`TrainingCheckpoint`: a killed training goes on to the same numbers."""
 
 from __future__ import annotations
 
