@@ -21,7 +21,7 @@ def dumping_to(folder: Path) -> dict[str, object]:
 
 
 def is_assigned(folder: Path, platform: str) -> bool:
-    """Whether a compiler ("tpu" or "cuda") wrote whole files, and refused nothing."""
+    """Whether a compiler wrote whole files, and refused nothing."""
     return any(folder.glob(_LAST[platform]))
 
 

@@ -127,7 +127,7 @@ def size_of(argument: Argument) -> int:
 
 
 def sizes_by_kind(arguments: Iterable[Argument]) -> dict[str, int]:
-    """Bytes of arguments by kind, on a device; "host" is one."""
+    """Bytes of arguments on a device by kind, or "host"."""
     kinds: dict[str, int] = defaultdict(int)
     for argument in arguments:
         kinds["host" if argument.on_host else argument.kind] += size_of(argument)

@@ -170,7 +170,7 @@ def _largest(report: Compilation) -> str:
 
 
 def on_host(report: Compilation) -> str:
-    """Bytes of the optimizer on the host, and their transfer's time."""
+    """Bytes of the optimizer on the host, and transfer time."""
     size, chip = report.memory.host, CHIPS.get(report.target)
     if not size:
         return ""

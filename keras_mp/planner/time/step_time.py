@@ -151,9 +151,9 @@ def link_seconds(wire: float, chip: Chip, of: Links) -> float:
 
 
 def padded(matmul: Matmul, chip: Chip) -> float:
-    """How many times its operations a TPU takes for a product.
+    """How often a TPU makes the operations of a product.
 
-    It fills all rows and columns of a matrix unit.
+    It fills all rows and columns of a matrix unit: a factor of 1 or more.
     A product with one row or one column is a sum of products to XLA, which vector units compute.
     """
     rows, _, columns = matmul.sizes
