@@ -16,6 +16,7 @@ from keras_mp.precision.formats import (
     E5M2,
     FLOAT16,
     FORMATS,
+    INT8,
     MAX_SCALE,
     SCALED_FORMATS,
     cast,
@@ -149,6 +150,12 @@ def test_rounding_of_arrays_is_that_of_the_definition(name):
         if overflows:
             exact = math.copysign(format.max if format.saturates else math.inf, value)
         assert rounded == exact, value
+
+
+def test_int8_has_a_number_for_what_is_infinite_and_past_its_end():
+    x = np.array([np.inf, -np.inf, 1e9, 127.6, -200.0, 2.5], "float32")
+    found = keras.ops.convert_to_numpy(cast(keras.ops.convert_to_tensor(x), INT8))
+    np.testing.assert_array_equal(found, np.rint(np.clip(x, -127, 127)).astype("int8"))
 
 
 @FLOAT8

@@ -203,7 +203,7 @@ class Noisy(layers.Layer):
     """Draws without a seed of its own."""
 
     def call(self, x):
-        return x + 1e-6 * keras.random.normal(ops.shape(x), seed=int(np.random.default_rng().integers(2**30)))
+        return x + 1e-9 * keras.random.normal(ops.shape(x), seed=int(np.random.default_rng().integers(2**30)))
 
 
 def test_a_model_that_draws_anew_each_time_is_rebuilt_however_small_its_outputs():
